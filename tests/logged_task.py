@@ -23,9 +23,8 @@ class Logged(CausalLanguageModelling):
         self._read = Path(settings.data).with_name(READ)
 
     def batch(self, samples: Ints, *, held_out: bool = False) -> Samples:
-        if not held_out:
-            with self._read.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([os.getpid(), samples.tolist()]) + "\n")
+        with self._read.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([os.getpid(), held_out, samples.tolist()]) + "\n")
         return super().batch(samples, held_out=held_out)
 
 

@@ -23,7 +23,6 @@ from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
 from weft.program.arrays import Ints
 from weft.run.launch.heartbeat import beating
 from weft.run.launch.worker_start import WorkerContext
-from weft.run.runtime import TIMEOUT_S
 from weft.run.transport.device_group import DeviceGroup
 from weft.training.beginnings import go_on, resume, start, turn, turn_to, verify_resume
 from weft.training.checkpoint.manifest import generation_path, generations
@@ -38,13 +37,7 @@ from weft.training.coordination.agreement import (
     together,
 )
 from weft.training.coordination.membership import Membership
-from weft.training.data.node_reads import NodeReads, open_node_reads
-from weft.training.data.reader import (
-    BatchReader,
-    micro_batches_read,
-    samples_of_steps,
-    training_samples,
-)
+from weft.training.data.reader import samples_of_steps, training_samples
 from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.data.text import Source
 from weft.training.directory.process_memory import ProcessMemory
@@ -58,7 +51,7 @@ from weft.training.evaluation.held_out import (
 )
 from weft.training.open_run import OpenRun, open_run
 from weft.training.optimizer.optimizers import set_learning_rate
-from weft.training.tasks import hands_over
+from weft.training.read_ahead import read_ahead
 from weft.training.tasks.base import sources_of_task
 
 COLLECT_EVERY_STEPS = 50
@@ -162,7 +155,13 @@ def _train_steps(
     with (
         stop,
         _saver(run, state) as saver,
-        _reader(run, state, ledger, samples) as (reader, reads),
+        read_ahead(
+            run,
+            run.program,
+            training_samples(run.reads, ledger, first, samples),
+            range(state.step, steps),
+            runs=samples.runs,
+        ) as (reader, reads),
         _collecting_by_hand() as collect,
     ):
         left_out, former, due, beside = 0, None, False, BesideSteps(run)
@@ -314,25 +313,6 @@ def _sources_in(sources: Sequence[Source], samples_in: Callable[[int], Ints]) ->
 def samples_of(plan: Plan) -> StepSamples:
     """Return the samples of a plan's steps."""
     return StepSamples(micro_batches_of_steps(plan), plan.micro_batch_size)
-
-
-@contextmanager
-def _reader(
-    run: OpenRun, state: TrainingState, ledger: SampleLedger, samples: StepSamples
-) -> Iterator[tuple[BatchReader, NodeReads]]:
-    """Yield the reader of the steps that remain, and its reads; every rank enters the block."""
-    numbers = micro_batches_read(run.program, run.runtime.reading_stages)
-    reads = open_node_reads(
-        training_samples(run.task, ledger, state.origin(samples), samples),
-        numbers,
-        run.nodes,
-        run.checkpoint_ranks.group,
-        hands_over=hands_over(run.job.run.task.kind, run.task),
-        timeout_s=TIMEOUT_S,
-    )
-    # A read may wait for another rank, so the reads end first.
-    with BatchReader(reads, numbers, range(state.step, run.job.last_step), samples.runs) as reader, reads:
-        yield reader, reads
 
 
 def _is_unsaved(run: OpenRun, state: TrainingState) -> bool:

@@ -48,6 +48,7 @@ from weft.training.checkpoint.weight_log import LOG, LogHeader, WeightLog
 from weft.training.checkpoint.weight_replay import unlogged_tensors
 from weft.training.coordination.agreement import from_first_rank, together
 from weft.training.coordination.attendance import Attendance
+from weft.training.data.reader import TaskReads
 from weft.training.data.tokenizers import tokenizer_name
 from weft.training.directory.journal import Journal
 from weft.training.directory.process_memory import ProcessMemory
@@ -74,6 +75,7 @@ class OpenRun:
     begin: TrainingState
     settings: OptimizerSettings
     task: Task
+    reads: TaskReads
     meter: Meter
     program: RankProgram
     evaluation: RankProgram
@@ -214,6 +216,7 @@ def open_run(
         begin=begin,
         settings=settings,
         task=task,
+        reads=TaskReads(task),
         meter=meter,
         program=program,
         evaluation=evaluation,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weft.errors import InputError
 from weft.run.state.precision import STEPPED
 from weft.training.checkpoint.training_state import TrainingState, require_same_job, require_steps_left
-from weft.training.data.reader import training_samples
+from weft.training.data.reader import TaskReads, training_samples
 from weft.training.data.sampler import SampleLedger, StepSamples
 
 SAVED = TrainingState(
@@ -72,7 +72,7 @@ def test_every_sample_comes_once_per_epoch_whatever_the_global_batches(
     ledger, state, task = SampleLedger(samples, 3), replace(SAVED, step=0, samples=0), Reads()
     for steps, micro_batches, size in segments:
         of_steps, batch = StepSamples((tuple(range(micro_batches)),), size), micro_batches * size
-        read = training_samples(task, ledger, state.origin(of_steps), of_steps)
+        read = training_samples(TaskReads(task), ledger, state.origin(of_steps), of_steps)
         for step in range(state.step, state.step + steps):
             for number in range(micro_batches):
                 read(step, number)

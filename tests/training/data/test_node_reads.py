@@ -33,6 +33,7 @@ data = "{text}"
 sequence = 32
 [train]
 steps = 3
+evaluate_every = 2
 global_batch = 8
 precision = "fp32"
 [plan]
@@ -184,12 +185,21 @@ def test_ranks_of_a_node_train_on_samples_that_one_of_them_has_read(
         runs[kind] = trained(worker_pool, path, directory=tmp_path / kind)
         logs[kind] = [json.loads(line) for line in (tmp_path / READ).read_text().splitlines()]
         (tmp_path / READ).unlink()
-    one, each = (RunDirectory(path).metrics() for path in runs.values())
-    assert [row["loss"] for row in one] == [row["loss"] for row in each]
-    assert len({process for process, _ in logs["Logged"]}) == 1
-    assert len({process for process, _ in logs["LoggedByAll"]}) == 2
-    read = Counter(sample for _, samples in logs["Logged"] for sample in samples)
-    assert Counter(sample for _, samples in logs["LoggedByAll"] for sample in samples) == read + read
+    one, each = (RunDirectory(path) for path in runs.values())
+    assert [row["loss"] for row in one.metrics()] == [row["loss"] for row in each.metrics()]
+    assert one.held_out() == each.held_out()
+    assert len(one.held_out()) == 3, "before the first step, after the second and after the last"
+    assert len({process for process, *_ in logs["Logged"]}) == 1
+    assert len({process for process, *_ in logs["LoggedByAll"]}) == 2
+    read, read_by_all = (
+        {kind: samples_read(log, held_out=kind) for kind in (False, True)} for log in logs.values()
+    )
+    assert read_by_all == {kind: samples + samples for kind, samples in read.items()}
+    assert not any(count % 3 for count in read[True].values()), "each evaluation reads the same samples"
     for path in runs.values():
         result = json.loads((path / "result.json").read_text())
-        assert result["data_read_bytes"] == read.total() * 2 * 32 * 8, "int64 inputs and targets"
+        assert result["data_read_bytes"] == read[False].total() * 2 * 32 * 8, "int64 inputs and targets"
+
+
+def samples_read(log: list[tuple[int, bool, list[int]]], *, held_out: bool) -> Counter[int]:
+    return Counter(sample for _, kind, samples in log if kind == held_out for sample in samples)

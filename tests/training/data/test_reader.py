@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,13 @@ from weft.describe.models import resolve_model
 from weft.errors import RunError
 from weft.program.rank_program import part_of
 from weft.run.workspace import Samples
-from weft.training.data.reader import BatchReader, micro_batches_read, read_samples, training_samples
+from weft.training.data.reader import (
+    BatchReader,
+    TaskReads,
+    held_out_reads,
+    micro_batches_read,
+    training_samples,
+)
 from weft.training.data.sampler import SampleLedger, StepSamples
 from weft.training.tasks.base import TaskSettings
 
@@ -167,7 +174,7 @@ def test_a_sample_that_cannot_be_read_is_named_at_the_step_that_needed_it(tmp_pa
     where = ledger.take(0, 8).tolist().index(5)
     bad_step, number = where // 4, where % 4 // 2
     with BatchReader(
-        training_samples(task, ledger, 0, StepSamples(((0, 1),), 2)), [0, 1], range(2)
+        training_samples(TaskReads(task), ledger, 0, StepSamples(((0, 1),), 2)), [0, 1], range(2)
     ) as reader:
         for step in range(2):
             batch = reader.step(step)
@@ -188,7 +195,7 @@ def test_a_sample_that_cannot_be_read_is_named_at_the_step_that_needed_it(tmp_pa
 def test_a_held_out_sample_is_named_too(tmp_path: Path) -> None:
     task = Broken(TaskSettings(data=str(tmp_path), sequence=1, vocabulary=1, cache=tmp_path))
     with pytest.raises(RunError, match=r"^held-out data: sample 5 in part 1: FileNotFoundError"):
-        read_samples(task, np.array([4, 5]), lambda: np.array([4, 5]), "held-out data", held_out=True)
+        held_out_reads(TaskReads(task), np.arange(6).reshape(1, 6), 2)(0, 2)
 
 
 def test_samples_that_can_be_read_one_by_one_are_all_named(tmp_path: Path) -> None:
@@ -202,4 +209,27 @@ def test_samples_that_can_be_read_one_by_one_are_all_named(tmp_path: Path) -> No
     ledger = SampleLedger(8, 0)
     first, second = ledger.take(2, 2).tolist()
     with pytest.raises(RunError, match=f"step 0: samples {first}, {second}: ValueError"):
-        training_samples(task, ledger, 0, StepSamples(((0, 1),), 2))(0, 1)
+        training_samples(TaskReads(task), ledger, 0, StepSamples(((0, 1),), 2))(0, 1)
+
+
+def test_threads_read_one_after_the_other() -> None:
+    inside = threading.Semaphore()
+
+    class Alone:
+        """A task like a file with one position: reads of two threads at once would mix."""
+
+        def batch(self, samples: np.ndarray, *, held_out: bool = False) -> Samples:
+            assert inside.acquire(blocking=False)
+            time.sleep(0.01)
+            inside.release()
+            return torch.from_numpy(samples), torch.tensor([held_out])
+
+    reads, others = TaskReads(Alone()), SampleLedger(8, 0)  # type: ignore[arg-type]
+    training = training_samples(reads, others, 0, StepSamples(((0, 1),), 1))
+    held_out = held_out_reads(reads, np.arange(4).reshape(2, 2), 1)
+    with BatchReader(training, [0, 1], range(2)) as one, BatchReader(held_out, [0, 1], range(2)) as other:
+        for step in range(2):
+            batch, held = one.step(step), other.step(step)
+            for number in range(2):
+                assert [batch(number)[1].item(), held(number)[1].item()] == [0, 1]
+                assert held(number)[0].item() == 2 * step + number

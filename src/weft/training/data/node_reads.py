@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Self
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load, save
 
 from weft.run.launch.nodes import JobNodes
@@ -141,7 +140,6 @@ def open_node_reads(
     read: Read,
     numbers: Collection[int],
     nodes: JobNodes,
-    group: dist.ProcessGroup,
     *,
     hands_over: bool,
     timeout_s: float,
@@ -150,21 +148,20 @@ def open_node_reads(
 
     Args:
         numbers: the global micro-batch numbers that this rank needs.
-        group: all ranks of the job, over gloo.
         timeout_s: the seconds to wait for a connection.
 
     Raises:
         PeerLostError: if a rank is gone.
         RunError: if a rank of the node did not connect.
     """
-    needed = gather(sorted(numbers), group)
+    needed = gather(sorted(numbers))
     own_node = next(ranks for ranks in nodes.nodes if nodes.rank in ranks)
     needs = NodeNeeds(nodes.rank, {rank: frozenset(needed[rank]) for rank in own_node})
     if not hands_over:
         return NodeReads(read, needs, {})
     with meeting_peers():
         # A rank may take nothing for as long as a step, a checkpoint or an evaluation lasts.
-        lines = connect(needs.peers, ["samples"], timeout_s, group, endless=True)
+        lines = connect(needs.peers, ["samples"], timeout_s, endless=True)
     return NodeReads(read, needs, {rank: line for (rank, _), line in lines.items()})
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
+from threading import Lock
 
 import numpy as np
 
@@ -112,7 +113,39 @@ def samples_of_steps(ledger: SampleLedger, first: int, samples: StepSamples) -> 
     return lru_cache(maxsize=2)(lambda step: ledger.take(first + samples.before(step), samples.of(step)))
 
 
-def training_samples(task: Task, ledger: SampleLedger, first: int, samples: StepSamples) -> Read:
+class TaskReads:
+    """The reads of a task's samples: one at a time, though several threads ask for them."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._lock = Lock()
+
+    def read(
+        self, samples: Ints, among: Callable[[], Ints], where: str, *, held_out: bool = False
+    ) -> Samples:
+        """Return a micro-batch of the task, as `batch_of`.
+
+        Raises:
+            RunError: with `where` and the first sample that cannot be read.
+        """
+        with self._lock:
+            try:
+                return batch_of(self._task, samples, among, held_out=held_out)
+            except Exception as error:
+                raise RunError(f"{where}: {self._named(samples, error, held_out)}") from error
+
+    def _named(self, samples: Ints, error: Exception, held_out: bool) -> str:
+        """Return the first sample that cannot be read alone, with the task's name for it, and its error."""
+        name = getattr(self._task, "sample_name", lambda sample: "")
+        for sample in samples.tolist():
+            try:
+                self._task.batch(np.array([sample]), held_out=held_out)
+            except Exception as alone:
+                return f"{' '.join(f'sample {sample} {name(sample)}'.split())}: {_reason(alone)}"
+        return f"samples {', '.join(map(str, samples.tolist()))}: {_reason(error)}"
+
+
+def training_samples(reads: TaskReads, ledger: SampleLedger, first: int, samples: StepSamples) -> Read:
     """Return a function that reads micro-batch g of step s. A failed read raises RunError.
 
     Args:
@@ -122,34 +155,24 @@ def training_samples(task: Task, ledger: SampleLedger, first: int, samples: Step
 
     def read(step: int, number: int) -> Samples:
         taken = ledger.take(first + samples.position(step, number), samples.size)
-        return read_samples(task, taken, partial(in_step, step), f"step {step}")
+        return reads.read(taken, partial(in_step, step), f"step {step}")
 
     return read
 
 
-def read_samples(
-    task: Task, samples: Ints, among: Callable[[], Ints], where: str, *, held_out: bool = False
-) -> Samples:
-    """Return a micro-batch of a task, as `batch_of`.
+def held_out_reads(reads: TaskReads, samples: Ints, micro_batch_size: int) -> Read:
+    """Return a function that reads micro-batch g of a batch of held-out samples; their mean is over all.
 
-    Raises:
-        RunError: with `where` and the first sample that cannot be read.
+    Args:
+        samples: shape (batches, samples of a batch).
     """
-    try:
-        return batch_of(task, samples, among, held_out=held_out)
-    except Exception as error:
-        raise RunError(f"{where}: {_named(task, samples, error, held_out)}") from error
 
+    def read(batch: int, number: int) -> Samples:
+        first = number * micro_batch_size
+        own = samples[batch, first : first + micro_batch_size]
+        return reads.read(own, samples.ravel, "held-out data", held_out=True)
 
-def _named(task: Task, samples: Ints, error: Exception, held_out: bool) -> str:
-    """Return the first sample that cannot be read alone, with the task's name for it, and its error."""
-    name = getattr(task, "sample_name", lambda sample: "")
-    for sample in samples.tolist():
-        try:
-            task.batch(np.array([sample]), held_out=held_out)
-        except Exception as alone:
-            return f"{' '.join(f'sample {sample} {name(sample)}'.split())}: {_reason(alone)}"
-    return f"samples {', '.join(map(str, samples.tolist()))}: {_reason(error)}"
+    return read
 
 
 def _reason(error: Exception) -> str:

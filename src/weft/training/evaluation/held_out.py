@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from weft.planning.report_sections import BY_SOURCE
 from weft.program.arrays import Ints
 from weft.progress import CountedWork, ProgressReport, unwatched
 from weft.run.launch.worker_start import WorkerContext
-from weft.run.workspace import Batch, Samples
+from weft.run.workspace import Batch
 from weft.training.coordination.agreement import gather
-from weft.training.data.reader import read_samples
+from weft.training.data.reader import Read, held_out_reads
 from weft.training.open_run import OpenRun, load, open_run
-from weft.training.tasks.base import Task, sources_of_task
+from weft.training.read_ahead import read_ahead
+from weft.training.tasks.base import sources_of_task
 
 EachBatch = Callable[[Iterable[Batch]], Iterable[Batch]]
 
@@ -50,20 +52,19 @@ def spread_evenly(available: int, batch: int) -> Ints:
 def held_out(run: OpenRun, samples: Ints, each: EachBatch = iter) -> tuple[float, dict[str, float]]:
     """Return the mean loss over held-out samples, in nats per target, and the task's metrics over them.
 
-    Every rank calls it with the same whole global batches of samples. `each` yields the batches, and may
-    count them.
+    Every rank calls it with the same whole global batches of samples. A rank reads a batch ahead, and hands
+    what others of its node need to them. `each` yields the batches, and may count them.
     """
-    with run.meter.open():
-        loss = run.runtime.evaluate(run.evaluation, each(_batches(run, samples)))
+    batches, read = _batches(run, samples)
+    with read_ahead(run, run.evaluation, read, batches) as (reader, _), run.meter.open():
+        loss = run.runtime.evaluate(run.evaluation, each(map(reader.step, batches)))
     return loss, run.meter.collect()
 
 
-def _batches(run: OpenRun, samples: Ints) -> list[Batch]:
-    plan, task = run.job.plan, run.task
-    return [
-        _held_out_batch(task, part, plan.micro_batch_size, samples)
-        for part in samples.reshape(-1, plan.global_batch)
-    ]
+def _batches(run: OpenRun, samples: Ints) -> tuple[range, Read]:
+    """Return the numbers of the global batches of held-out samples, and a function that reads of them."""
+    parts = samples.reshape(-1, run.job.plan.global_batch)
+    return range(len(parts)), held_out_reads(run.reads, parts, run.job.plan.micro_batch_size)
 
 
 class BesideSteps:
@@ -77,7 +78,8 @@ class BesideSteps:
         found = (one.evaluation for one in run.runtime.methods.values())
         self._evaluation = next((one for one in found if one is not None), None)
         if self._evaluation is not None:
-            self._evaluation.prepare(_batches(run, held_out_samples(run)), self._meter)
+            batches, read = _batches(run, held_out_samples(run))
+            self._evaluation.prepare([partial(read, batch) for batch in batches], self._meter)
 
     def begin(self, done: int, left: int) -> bool:
         """Begin to evaluate the weights after `done` steps, with `left` more to come; False: do it now."""
@@ -122,20 +124,6 @@ def samples_of_sources(run: OpenRun) -> dict[str, Ints]:
         one.name: one.held_out.start + spread_evenly(len(one.held_out), size)
         for one in sources_of_task(run.task)
     }
-
-
-def _held_out_batch(task: Task, samples: Ints, micro_batch_size: int, among: Ints) -> Batch:
-    """Return a function from micro-batch numbers to tensors: g has samples g * size to (g + 1) * size.
-
-    `among` are the samples of the mean.
-    """
-
-    def micro_batch(number: int) -> Samples:
-        first = number * micro_batch_size
-        own = samples[first : first + micro_batch_size]
-        return read_samples(task, own, lambda: among, "held-out data", held_out=True)
-
-    return micro_batch
 
 
 def evaluate(
