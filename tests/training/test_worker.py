@@ -126,10 +126,11 @@ def test_a_worker_that_waits_for_a_rank_which_does_not_come_can_be_ended(tmp_pat
     job = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     with worker(run_dir, tmp_path, **job, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)) as process:
         deadline = time.monotonic() + 60
-        while not listens(port) and time.monotonic() < deadline:
+        while not (met := listens(port)) and time.monotonic() < deadline:
             time.sleep(0.1)
         process.terminate()
         code, errors = ending(process)
+    assert met
     assert code == -signal.SIGTERM, errors
 
 
