@@ -59,6 +59,16 @@ def test_every_pair_of_ranks_of_an_expression_has_a_link(terms):
     assert cluster_of(tomllib.loads(to_toml(cluster)), "file") == cluster
 
 
+@pytest.mark.parametrize(("rank", "near"), [(-1, 0), (8, 7), (40, 7)])
+def test_a_rank_that_a_cluster_lacks_has_neither_node_nor_link(rank: int, near: int):
+    cluster = parse_cluster("8xa100-80gb")
+    for ask in (cluster.node_of, cluster.device_of, lambda one: cluster.link_between(0, one)):
+        with pytest.raises(
+            InputError, match=rf"^rank: {rank}; .* has ranks 0 to 7 \(nearest valid: {near}\)$"
+        ):
+            ask(rank)
+
+
 def test_the_example_of_the_documentation():
     cluster = cluster_of(tomllib.loads(EXAMPLE), "example.toml")
     assert (cluster.name, cluster.ranks) == ("two-kinds", 32)

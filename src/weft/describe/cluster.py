@@ -84,10 +84,13 @@ class Cluster:
         Raises:
             InputError: when the cluster has fewer ranks.
         """
+        self._require(rank)
+        return bisect.bisect_right(self._group_ends, rank)
+
+    def _require(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:
             problem = f"{rank}; {self.name} has ranks 0 to {self.ranks - 1}"
             raise InputError(Violation("rank", problem, str(min(max(rank, 0), self.ranks - 1))))
-        return bisect.bisect_right(self._group_ends, rank)
 
     def group_of(self, rank: int) -> NodeGroup:
         return self.groups[self.group_index_of(rank)]
@@ -107,7 +110,12 @@ class Cluster:
         return max(speed for group in self.groups for speed in group.speeds or (1.0,))
 
     def node_of(self, rank: int) -> tuple[int, int]:
-        """Return (group index, node index inside the group) of a rank."""
+        """Return (group index, node index inside the group) of a rank.
+
+        Raises:
+            InputError: when the cluster has fewer ranks.
+        """
+        self._require(rank)
         return self._nodes[rank]
 
     @cached_property
@@ -121,7 +129,11 @@ class Cluster:
         )
 
     def link_between(self, rank: int, other: int) -> Link:
-        """Return the link between two different devices."""
+        """Return the link between two different devices.
+
+        Raises:
+            InputError: when the cluster has fewer ranks.
+        """
         node, other_node = self.node_of(rank), self.node_of(other)
         if node == other_node:
             return self.groups[node[0]].link
