@@ -149,6 +149,16 @@ def test_a_slurm_job_of_several_kinds_of_nodes_is_heterogeneous(tmp_path: Path) 
         assert [line for line in started if f"--nnodes 3 --nproc-per-node 8 --node-rank {rank} " in line]
 
 
+@pytest.mark.parametrize(("stack", "words"), [("slurm", "--constraint"), ("k8s", "nodeSelector")])
+def test_the_kind_of_nodes_is_the_sites_word_where_a_cluster_has_several(stack: str, words: str) -> None:
+    [loss] = emit(mixed(), stack).losses
+    assert str(loss).startswith("lost: which nodes are a100-80gb and which h100-80gb, for which each site")
+    assert words in str(loss)
+    [loss] = emit(planned(run_of(on="16xa100-80gb+8xh100-80gb"), dp=16), stack).losses
+    assert str(loss).startswith("lost: which nodes are a100-80gb, for")
+    assert not emit(two_nodes(), stack).losses
+
+
 def test_cpus_are_asked_for_as_cpus() -> None:
     job = planned(run_of("gpt-1m", on="this-machine", global_batch=8, precision="fp32"))
     text = emit(job, "slurm").text

@@ -22,7 +22,7 @@ _VOLUME = "weft-runs"
 def emit(planned: PlannedJob) -> Emitted:
     """Return the manifests in one file."""
     decided = Decided(planned)
-    nodes, losses = nodes_of(decided), losses_of(decided)
+    nodes, losses = nodes_of(decided), losses_of(decided, "a nodeSelector in each Job")
     size = sum(len(text.encode()) for text in files(decided).values())
     if size > _MOST_BYTES:
         what = f"a plan of {size} bytes in a ConfigMap, which holds {_MOST_BYTES}"

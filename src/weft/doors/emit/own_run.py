@@ -139,9 +139,16 @@ def run_name(decided: Decided) -> str:
     return f"weft-{word[:30]}-{decided.plan.plan_id[:8]}"
 
 
-def losses_of(decided: Decided) -> list[Loss]:
-    """Return the needs of the run that a launcher does not meet."""
+def losses_of(decided: Decided, kind_by: str = "") -> list[Loss]:
+    """Return the needs of the run that a launcher does not meet.
+
+    `kind_by` names the launcher's ways to ask for a kind of nodes by a site's own word, if there is no other.
+    """
     losses, run = [], decided.run
+    kinds = dict.fromkeys(group.device.name for group in decided.job.problem.job.cluster.groups)
+    if kind_by and len(kinds) > 1:
+        used = " and which ".join(dict.fromkeys(one.device.name for one in nodes_of(decided)))
+        losses.append(Loss(f"which nodes are {used}, for which each site has its own words", kind_by))
     if run.cluster.use == "this-machine":
         what = "a plan for this machine, which another machine refuses"
         losses.append(Loss(what, "plan with --on and the cluster's expression"))

@@ -21,7 +21,7 @@ _FOLDER = '"$RUN_DIRECTORY"'
 def emit(planned: PlannedJob) -> Emitted:
     """Return the script; nodes of several kinds become the components of a heterogeneous job."""
     decided = Decided(planned)
-    nodes, losses = nodes_of(decided), losses_of(decided)
+    nodes, losses = nodes_of(decided), losses_of(decided, "--constraint or --partition in each request")
     file = f"{NAME}.sh"
     launch = f"sbatch {file}"
     limits = node_limits(planned)
