@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_plans import make_plan, tiny
 
-from weft.methods.micro_batch_clipping.options import ClipTable
+from weft.describe.families import layer_graph
+from weft.describe.plan import Choice
+from weft.errors import InputError
+from weft.methods.micro_batch_clipping.options import NAME, ClipTable
 from weft.methods.micro_batch_clipping.runtime.clipped_sum import ClippedSum, _kept
+from weft.methods.micro_batch_clipping.runtime.state import MicroBatchClipping
+from weft.planning.compile import compile_part
+from weft.run.methods import Making
 
 SIZE = 5
 MIN = ClipTable(samples=1)
@@ -209,3 +219,23 @@ def test_a_quantile_bounds_the_step_after() -> None:
         numbers = total.finish(torch.stack(norms), torch.zeros(3, dtype=torch.long), [result])
         assert numbers["clip_bound"].item() == expected
     assert result.tolist() == pytest.approx([(2.0 + 1.0 + 2.0) / 3, 0.0])
+
+
+@given(samples=st.integers(1, 3), more=st.integers(-3, 3))
+def test_sources_of_a_step_are_those_of_its_samples(samples: int, more: int) -> None:
+    choice = Choice(name=NAME, options={"micro": "min", "samples": samples, "sources": 2})
+    plan = make_plan(tiny(), micro_batches=4, micro_batch_size=samples).model_copy(
+        update={"methods": (choice,)}
+    )
+    part = compile_part(plan, layer_graph(tiny()), 0)
+    groups = SimpleNamespace(collective=defaultdict(lambda: SimpleNamespace(place=0)))
+    state = MicroBatchClipping(
+        Making(plan=plan, program=part, stages={}, groups=groups, device=torch.device("cpu"))
+    )
+    owners = np.arange(4 * samples + more) // samples % 2
+    state.take_sources(lambda step: owners)
+    if more:
+        with pytest.raises(InputError, match=rf"^clip: sources: shape \[{len(owners)}\]; a step has "):
+            state.sources_of(0)
+    else:
+        assert state.sources_of(0).tolist() == [0, 1, 0, 1]

@@ -15,7 +15,7 @@ from torch import nn
 
 import weft
 from weft.describe.models import resolve_model
-from weft.describe.plan import PACKING, Choice
+from weft.describe.plan import MICRO_BATCH_CLIPPING, PACKING, Choice
 from weft.describe.plan_file import PlanFile
 from weft.errors import InputError, RunError
 
@@ -87,7 +87,10 @@ def refused(rank: int, ranks: int, path: Path) -> list[str]:
     config = tiny()
     messages = []
     packed = make_plan(config).model_copy(update={"methods": (Choice(name=PACKING),)})
-    for plan, model in ((path, tiny(layers=5)), (make_plan(config, pp=2), config), (packed, config)):
+    clip = Choice(name=MICRO_BATCH_CLIPPING, options={"micro": "min", "samples": 1, "sources": 2})
+    by_source = make_plan(config).model_copy(update={"methods": (clip,)})
+    wrong = (path, tiny(layers=5)), (make_plan(config, pp=2), config), (packed, config), (by_source, config)
+    for plan, model in wrong:
         with pytest.raises(InputError) as caught:
             weft.Runtime(plan, model, loss_fn)
         messages.append(str(caught.value))
@@ -122,10 +125,11 @@ def refused(rank: int, ranks: int, path: Path) -> list[str]:
 
 def test_what_does_not_fit_is_refused_in_one_line(worker_pool, tmp_path):
     path = written(tmp_path / "plan.json")
-    model, ranks, packed, batch = worker_pool.run(refused, path, ranks=1)[0]
+    model, ranks, packed, by_source, batch = worker_pool.run(refused, path, ranks=1)[0]
     assert "the plan is for tiny-gpt" in model
     assert "the job has 1 rank, the plan has 2" in ranks
     assert "a loop of your own does not tell their documents" in packed
+    assert "the plan clips by sources" in by_source
     assert "global batch is 8" in batch
 
 

@@ -24,7 +24,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
 from weft.describe.one_line import one_line
-from weft.describe.plan import PACKING, Plan
+from weft.describe.plan import MICRO_BATCH_CLIPPING, PACKING, Plan
 from weft.describe.plan_file import given_plan
 from weft.describe.units import counted, shown
 from weft.errors import InputError, Violation
@@ -99,6 +99,10 @@ class Runtime:
             )
         if problems := (planned_only(model) if stage_builder is None else []) + unsupported(self.plan):
             raise InputError(problems)
+        clipping = self.plan.method(MICRO_BATCH_CLIPPING)
+        if clipping is not None and clipping.options.get("sources", 1) != 1:
+            problem = "the plan clips by sources, and a loop of your own does not tell those of its samples"
+            raise InputError(Violation("runtime", problem))
         if self.plan.method(PACKING) is not None:
             problem = "the plan packs samples, and a loop of your own does not tell their documents"
             raise InputError(Violation("runtime", problem))

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from weft.describe.units import counted
+from weft.errors import InputError, Violation
 from weft.methods.micro_batch_clipping.kinds import BOUND_KINDS, TAKE_GRADIENT, ClipsMicroBatches
-from weft.methods.micro_batch_clipping.options import NAME, ClipTable, options_of
+from weft.methods.micro_batch_clipping.options import NAME, TABLE_NAME, ClipTable, options_of
 from weft.methods.micro_batch_clipping.report import BOUND, BOUNDS, CLIPPED, DROPPED, NORMS
 from weft.methods.micro_batch_clipping.runtime.clipped_norm import ClippedNorm
 from weft.program.arrays import Ints
@@ -72,10 +74,18 @@ class MicroBatchClipping(MethodState):
             self._sources_in = sources_in
 
     def sources_of(self, step: int) -> Ints:
-        """Return the source of each clipped micro-batch; all its samples are of one."""
+        """Return the source of each clipped micro-batch; all its samples are of one.
+
+        Raises:
+            InputError: when a step has sources of more or fewer samples.
+        """
         if self._sources_in is None:
             return np.zeros(self._count, dtype=np.int64)
-        return self._sources_in(step).reshape(self._count, -1)[:, 0]
+        sources, samples = self._sources_in(step), self._count * self._table.samples
+        if sources.shape != (samples,):
+            problem = f"shape {list(sources.shape)}; a step has {counted(samples, 'sample')}"
+            raise InputError(Violation(f"{TABLE_NAME}: sources", problem, str([samples])))
+        return sources.reshape(self._count, -1)[:, 0]
 
     def gate(self, workspace: Workspace, stage: int) -> StepGate | None:
         return _AllDropped(workspace, self.norm_of(stage).stages[0])
