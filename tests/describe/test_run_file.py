@@ -117,6 +117,18 @@ def test_a_misspelt_table_of_a_method_is_told_the_right_one():
     assert str(refused.value) == "RUN.toml: lroa: unknown table (nearest valid: lora)"
 
 
+def test_mistakes_of_methods_are_listed_behind_those_of_other_tables():
+    tables = {"lroa": {"rank": 4}, "clip": 3, "train": {"stpes": 3}, "methods": [1]}
+    with pytest.raises(InputError) as refused:
+        parse_run({"model": {"preset": "gpt-1m"}, **tables}, "RUN.toml")
+    assert [line.removeprefix("RUN.toml: ").split(";")[0] for line in str(refused.value).splitlines()] == [
+        "train.stpes: unknown key",
+        "methods: [1]: must be a table",
+        "clip: 3: must be a table",
+        "lroa: unknown table (nearest valid: lora)",
+    ]
+
+
 @pytest.mark.parametrize(
     "model", [{}, {"preset": "a", "hf": "b"}, {"build": "no-colon"}, {"preset": ""}, {"preset": 3}]
 )

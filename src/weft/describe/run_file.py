@@ -66,17 +66,25 @@ class RunFile(TomlTable):
     # Tables of methods, by name; in a file they are next to the other tables.
     methods: SkipJsonSchema[dict[str, SerializeAsAny[TomlTable]]] = Field(default_factory=dict)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _tables_of_methods(cls, record: Any) -> Any:
+    def _tables_of_methods(cls, record: Any, read: ModelWrapValidatorHandler[RunFile]) -> RunFile:
+        """Take the tables of methods apart; their mistakes are listed behind those of all other tables."""
         if not isinstance(record, Mapping):
-            return record
-        own, methods = split_tables(record)
+            return read(record)
+        own, methods, problems = split_tables(record)
         for name in [one for one in own if one not in cls.model_fields]:
             near = nearest(name, [*run_tables(), *cls.model_fields])
             if isinstance(own[name], Mapping) and near in run_tables():
-                raise InputError(Violation(name, "unknown table", near))
-        return {**own, "methods": methods} if methods else own
+                problems.append(Violation(name, "unknown table", near))
+                del own[name]
+        try:
+            run = read({**own, "methods": methods} if methods else own)
+        except ValidationError as error:
+            raise InputError([*violations_of(error, "", cls), *problems]) from None
+        if problems:
+            raise InputError(problems)
+        return run
 
     @model_validator(mode="wrap")
     @classmethod

@@ -145,7 +145,9 @@ def implied(configuration: Configuration, answers: Answers) -> Implied:
     assert isinstance(model, ModelConfig)
     assert isinstance(replicas, int)
     assert size is not None
-    _, tables = split_tables(configuration.tables)
+    _, tables, problems = split_tables(configuration.tables)
+    if problems:
+        raise InputError(problems)
     batch = configuration.samples_per_step or replicas * size * (configuration.micro_batches or 1)
     request = request_of(
         model,

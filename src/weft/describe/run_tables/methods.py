@@ -16,6 +16,7 @@ from weft.describe.plan import Choice, LayerChoice, Plan
 from weft.describe.reading import violations_of
 from weft.describe.run_tables.training import TaskTable
 from weft.describe.toml_table import TomlTable
+from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest
 
 Options = Mapping[str, int | float | str | bool]
@@ -96,25 +97,30 @@ def planned_options(table: type[Table], plan: Plan, method: str) -> Table | None
     return None if choice is None else checked_options(table, choice, f"plan: methods: {method}")
 
 
-def split_tables(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TomlTable]]:
-    """Split the tables of a run file into weft's own tables and the checked tables of methods.
+def split_tables(
+    record: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, TomlTable], list[Violation]]:
+    """Split the tables of a run file into weft's own and the checked tables of methods.
 
-    Raises:
-        InputError: with all mistakes in the tables of methods.
+    Also return all mistakes in the tables of methods, which are then missing.
     """
     known = run_tables()
-    given = {**record.get("methods", {}), **{name: record[name] for name in record if name in known}}
     tables: dict[str, TomlTable] = {}
     problems: list[Violation] = []
+    listed = record.get("methods", {})
+    if not isinstance(listed, Mapping):
+        problems.append(Violation("methods", f"{shown(listed)}: must be a table"))
+        listed = {}
+    given = {**listed, **{name: record[name] for name in record if name in known}}
     for name, table in given.items():
         if name not in known:
             problem = f"no method has a table of this name; known are {', '.join(sorted(known))}"
             problems.append(Violation(f"methods.{name}", problem, nearest(name, known)))
             continue
         try:
-            tables[name] = known[name].table.model_validate(dict(table))
+            own = dict(table) if isinstance(table, Mapping) else table
+            tables[name] = known[name].table.model_validate(own)
         except ValidationError as error:
             problems += violations_of(error, name, known[name].table)
-    if problems:
-        raise InputError(problems)
-    return {name: value for name, value in record.items() if name not in (*known, "methods")}, tables
+    others = {name: value for name, value in record.items() if name not in (*known, "methods")}
+    return others, tables, problems
