@@ -129,6 +129,14 @@ def test_mistakes_of_methods_are_listed_behind_those_of_other_tables():
     ]
 
 
+@given(asked=st.integers(0, 30), steps=st.integers(1, 30))
+def test_a_chosen_warm_up_that_the_run_does_not_end_is_told(asked, steps):
+    run = parse_run({**LEAST, "train": {"steps": steps}, "optimizer": {"warm_up_steps": asked}})
+    assert len(run.warnings) == (asked > steps and asked != 10)
+    assert parse_run(parse_toml(run.to_toml(), "run")).warnings == run.warnings
+    assert parse_run({**LEAST, "train": {"steps": steps}}).warnings == ()
+
+
 @pytest.mark.parametrize(
     "model", [{}, {"preset": "a", "hf": "b"}, {"build": "no-colon"}, {"preset": ""}, {"preset": 3}]
 )

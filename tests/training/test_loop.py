@@ -507,16 +507,16 @@ def test_steps_of_more_samples_than_the_data_has_are_told(worker_pool: WorkerPoo
     assert warning == f"a step of 8 samples repeats some, because the data has {available}"
 
 
-@pytest.mark.parametrize(("steps", "told"), [(1, ["warm-up too long"]), (2, [])])
+@pytest.mark.parametrize(("steps", "told"), [(1, ["run warning"]), (2, [])])
 def test_a_warm_up_that_the_run_does_not_end_is_told(
     worker_pool: WorkerPool, tmp_path: Path, steps: int, told: list[str]
 ) -> None:
     run_dir = new_run(tmp_path)
     worker_pool.run(run_training, run_dir, plan_of(pp=1), steps, ranks=1)
     events = rows(run_dir, "events.jsonl")
-    assert [row["event"] for row in events if row["event"].startswith("warm-up")] == told
+    assert [row["event"] for row in events if row["event"] == "run warning"] == told
     line = (
-        "optimizer.warm_up_steps is 2, and the run has 1: the learning rate never reaches "
+        "optimizer.warm_up_steps is 2, and the run has 1 step: the learning rate never reaches "
         "optimizer.learning_rate"
     )
     assert warnings(events, 0.0) == [line] * len(told)

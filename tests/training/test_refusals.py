@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 def run_file(folder: Path, changes: dict[str, dict[str, str]] | None = None) -> Path:
     path = folder / "run.toml"
-    names = (*TABLES, "report", "checkpoint")
+    names = dict.fromkeys((*TABLES, "report", "checkpoint", *(changes or {})))
     tables = {name: {**TABLES.get(name, {}), **(changes or {}).get(name, {})} for name in names}
     lines = [
         f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
@@ -103,6 +103,16 @@ def test_check_and_train_refuse_a_run_file_alike(
         assert part.replace("{folder}", str(tmp_path)) in line
     assert lines_of(capsys, "train", path, "--directory", tmp_path / "run") == checked
     assert not (tmp_path / "run").exists()
+
+
+def test_check_and_plan_tell_a_warm_up_that_the_run_does_not_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_file(tmp_path, {"train": {"steps": 3}, "optimizer": {"warm_up_steps": 4}})
+    for command in ("check", "plan"):
+        assert run([command, str(path)]) == 0
+        warning = capsys.readouterr().err
+        assert "warning: optimizer.warm_up_steps is 4, and the run has 3 steps: the learning rate" in warning
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field
 
 from weft.cli.cluster_files import write_cluster
-from weft.cli.output import Flag, Json, print_json
+from weft.cli.output import Flag, Json, print_json, print_warnings
 from weft.cli.rankings import planned_visibly
 from weft.describe.cluster_file import load_cluster
 from weft.describe.cluster_tables import ClusterFile
@@ -212,6 +212,7 @@ def _problems_of(path: Path, model: str | None, on: str | None) -> Iterator[Viol
         load_cluster(path)
         return
     planned = job_in(path, model=model, on=on, plan_by=planned_visibly)
+    print_warnings(planned.run.warnings)
     _ = planned.program
     yield from refusals(planned)
     yield from _weight_problems(planned)

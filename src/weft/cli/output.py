@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -160,6 +161,12 @@ Json = Annotated[Flag, Parameter(name="--json", help="Answer as JSON.")]
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     print(json.dumps(value, indent=1, sort_keys=True))
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Print warnings on stderr, one line each."""
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def write_asked(written: Sequence[tuple[Path | None, Callable[[], str]]]) -> None:

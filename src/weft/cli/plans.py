@@ -11,7 +11,15 @@ from cyclopts import Group, Parameter
 from weft.cli.advice import SHOWN, show_plan
 from weft.cli.curve import show_curve
 from weft.cli.emit import write_emitted
-from weft.cli.output import Flag, Json, WrittenFile, WrittenPicture, progressing, refuse_options
+from weft.cli.output import (
+    Flag,
+    Json,
+    WrittenFile,
+    WrittenPicture,
+    print_warnings,
+    progressing,
+    refuse_options,
+)
 from weft.cli.rankings import budgeted, planned_visibly, show_comparison
 from weft.cli.replanning import show_replanning
 from weft.cli.synchronisations import show_synchronisations
@@ -227,6 +235,7 @@ def plan(
         source, on=on, global_batch=global_batch, sequence=sequence, precision=precision, pins=words
     )
     run = changed(run, {"goal": {"memory_risk": memory_risk}, "cluster": {"without": without}})
+    print_warnings(run.warnings)
     if curve:
         problem = problem_of_run(run)
         show_curve(problem, critical_batch=critical_batch, every=all_, svg=svg, report=report, json=json)

@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.api import Run, evaluate, finished, train_in
 from weft.cli.codecs import codec_record, codecs_of_run, print_codecs
-from weft.cli.output import Flag, Json, console, print_json, progressing, refuse_options
+from weft.cli.output import Flag, Json, console, print_json, print_warnings, progressing, refuse_options
 from weft.cli.rankings import planned_visibly
 from weft.cli.tables.plans_side_by_side import side_by_side_record, side_by_side_table
 from weft.describe.reading import holds_json
@@ -75,8 +75,7 @@ class Progress:
         if self._run is None:
             return
         self._print_news(self._run)
-        for problem in RunDirectory(self._run.path).logger_problems():
-            print(f"warning: {problem}", file=sys.stderr)
+        print_warnings(RunDirectory(self._run.path).logger_problems())
 
     def resume_hint(self, *, failed: bool) -> None:
         """Print the command that resumes the run, or starts it again if it has no checkpoint.
@@ -99,8 +98,7 @@ class Progress:
         if not self._quiet:
             self._print_newest(run)
         told = warnings(run.events, self._begun_s)
-        for text in told[self._warned :]:
-            print(f"warning: {text}", file=sys.stderr)
+        print_warnings(told[self._warned :])
         self._warned = len(told)
 
     def _print_newest(self, run: LiveRun) -> None:

@@ -41,6 +41,7 @@ from weft.describe.run_tables.training import (
 )
 from weft.describe.tasks import Data, default_task, sources_of
 from weft.describe.toml_table import TomlTable, is_importable, table_text
+from weft.describe.units import counted
 from weft.errors import InputError, Violation, nearest, nearest_divisor
 
 # What a validation knows besides the tables: the folder of their file.
@@ -146,6 +147,16 @@ class RunFile(TomlTable):
         if problems:
             raise InputError(problems)
         return self
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What nobody is likely to mean, one line each."""
+        asked, steps = self.optimizer.warm_up_steps, self.train.steps
+        # Planned run files state every key, also one that nobody chose.
+        if asked <= steps or asked == OptimizerTable.model_fields["warm_up_steps"].default:
+            return ()
+        reached = "the learning rate never reaches optimizer.learning_rate"
+        return (f"optimizer.warm_up_steps is {asked}, and the run has {counted(steps, 'step')}: {reached}",)
 
     def chose(self, table: str, key: str) -> bool:
         """Return True if somebody gave the key of a table of weft's own; False for a default."""

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.describe.plan import Plan
-from weft.describe.run_tables.training import OptimizerTable
 from weft.describe.synchronisation import micro_batches_of_steps, steps_apart
 from weft.errors import RunError
 from weft.planning.planned import PlannedJob
@@ -129,7 +128,8 @@ def train_plan(
         else:
             state = resume(run, run.newest) if run.newest else start(run)
         _tell_data(run, state)
-        _tell_warm_up(run, state)
+        for warning in run.job.run.warnings:
+            run.journal.event("run warning", step=state.step, warning=warning)
         end, read_bytes = _train_steps(run, state, stop, membership)
         if end == PlanEnd():
             _finish(run, state, read_bytes)
@@ -294,14 +294,6 @@ def _tell_data(run: OpenRun, state: TrainingState) -> None:
     )
     for warning in filter(None, warnings):
         run.journal.event("data warning", step=state.step, warning=warning)
-
-
-def _tell_warm_up(run: OpenRun, state: TrainingState) -> None:
-    """Write an event if somebody asked for more steps of warm-up than the run has."""
-    asked, steps = run.job.run.optimizer.warm_up_steps, run.job.run.train.steps
-    # A prepared run file states every key.
-    if asked > steps and asked != OptimizerTable.model_fields["warm_up_steps"].default:
-        run.journal.event("warm-up too long", step=state.step, warm_up_steps=asked, steps=steps)
 
 
 def _sources_in(sources: Sequence[Source], samples_in: Callable[[int], Ints]) -> Callable[[int], Ints]:

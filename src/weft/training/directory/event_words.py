@@ -10,6 +10,7 @@ from weft.planning.lost_replicas import DIED
 _WARNINGS = {
     "checkpoint skipped": "skipped a checkpoint: {reason}",
     "data warning": "{warning}",
+    "run warning": "{warning}",
     "codec not measured": "step {step}: no codec changes: {reason}",
     "hang": "{problem}",
     "hang over": "goes on after {after_s:.0f} s",
@@ -19,8 +20,6 @@ _WARNINGS = {
     "restarted": "{reason}; the run starts again, and may do so {left} more times",
     "replicas lost": "step {step}: the loss of ranks {ranks} is not finite; the next average of weights "
     "leaves their replicas out",
-    "warm-up too long": "optimizer.warm_up_steps is {warm_up_steps}, and the run has {steps}: the learning "
-    "rate never reaches optimizer.learning_rate",
     "resume differs": "step {step} has the loss {loss} after resuming; before, it was {recorded}",
 }
 # A run's terminal tells of these in other ways.
