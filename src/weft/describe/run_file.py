@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from glob import iglob
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import (
     Field,
@@ -69,7 +69,7 @@ class RunFile(TomlTable):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _tables_of_methods(cls, record: Any, read: ModelWrapValidatorHandler[RunFile]) -> RunFile:
+    def _tables_of_methods(cls, record: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
         """Take the tables of methods apart; their mistakes are listed behind those of all other tables."""
         if not isinstance(record, Mapping):
             return read(record)
@@ -90,8 +90,8 @@ class RunFile(TomlTable):
     @model_validator(mode="wrap")
     @classmethod
     def _task_of_the_model(
-        cls, record: Any, read: ModelWrapValidatorHandler[RunFile], info: ValidationInfo
-    ) -> RunFile:
+        cls, record: Any, read: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
         """Fill in the model's own task if the key is missing; it and its data stay unchosen."""
         if not isinstance(record, Mapping):
             return read(record)
