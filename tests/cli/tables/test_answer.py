@@ -72,6 +72,28 @@ def test_idle_devices_and_prices_have_rows(tmp_path) -> None:
     assert f"{price:.3g} per million tokens, of the nodes in use alone" in " ".join(lines_of(job, width=200))
 
 
+def test_the_memory_of_unlike_devices_is_that_of_the_fullest_and_of_the_largest_rank(tmp_path) -> None:
+    kinds = (("large", "80 GB", 80), ("small", "1 GB", 20))
+    (tmp_path / "cluster.toml").write_text(
+        "".join(
+            f'[[node]]\nname = "{name}"\ndevice = "{name}"\ndevices = 1\n'
+            'bandwidth = "1 GB/s"\nlatency = "50 us"\n'
+            f'[device.{name}]\nmemory = "{memory}"\nmemory_bandwidth = "10 GB/s"\n'
+            f'flops = {{ fp32 = "{speed} GFLOP/s" }}\nlaunch = "5 us"\nsynchronous = true\n'
+            for name, memory, speed in kinds
+        )
+        + '[[link]]\nbetween = ["large", "small"]\nbandwidth = "1 GB/s"\nlatency = "50 us"\n'
+    )
+    job = planned(str(tmp_path / "cluster.toml"), pp=2)
+    peaks = dict(zip(job.memory_bytes, job.prediction.peak_bytes, strict=True))
+    assert peaks[10**9] < peaks[80 * 10**9] < 80 * peaks[10**9]
+    text = " ".join(" ".join(lines_of(job, width=200)).split())
+    assert f"rank 1: {format_bytes(peaks[10**9])} of 1.00 GB" in text
+    assert f"rank 0: {format_bytes(peaks[80 * 10**9])} of 80.0 GB" in text
+    job = planned("8xa100-80gb+8xt4", pp=1, dp=8)
+    assert "of a100-80gb stay in reserve" in " ".join(lines_of(job, width=200))
+
+
 def test_a_run_file_of_this_machine_is_trained_next() -> None:
     here = planned("this-machine")
     assert "next     weft train run.toml; --out" in "\n".join(lines_of(here, "run.toml"))

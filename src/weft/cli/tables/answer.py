@@ -117,8 +117,11 @@ def _best(planned: PlannedJob, fewer: FewerNodes | None) -> Iterator[tuple[str, 
     if (warning := doubt(problem.job.cluster, planned.plan.precision, planned.throughput)) is not None:
         yield "", Text(warning, style="yellow")
     every = equal_ranks(prediction.peak_bytes, planned.memory_bytes)
-    fullest = max(every, key=lambda ranks: ranks.share)
-    yield "memory", Text(f"{fullest.name}: {fullest.words}; {chance_text(planned)}")
+    fullest, largest = max(every, key=lambda one: one.share), max(every, key=lambda one: one.peak_bytes)
+    # On unlike devices others may hold more; alternatives are compared by the most that a rank holds.
+    told = [fullest, *([largest] if largest.peak_bytes > fullest.peak_bytes else [])]
+    held = ", ".join(f"{one.name}: {one.words}" for one in told)
+    yield "memory", Text(f"{held}; {chance_text(planned)}")
     for words in decided_words(planned):
         yield "decided", Text(words)
     if idle := idle_text(planned):

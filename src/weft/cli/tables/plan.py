@@ -91,7 +91,8 @@ def memory_parts_table(parts: Sequence[MemoryPart]) -> Table:
 def chance_text(planned: PlannedJob) -> str:
     """Return the chance that a plan fits, beside the accepted risk, and what tensors do not get."""
     problem = planned.problem
-    devices = {group.device.name: group.device for group in problem.job.cluster.groups}.values()
+    used = map(problem.job.cluster.device_of, range(planned.plan.ranks))
+    devices = {device.name: device for device in used}.values()
     reserves = ", ".join(
         f"{format_bytes(one.memory_bytes - one.usable_bytes)} of {one.name}"
         for one in devices
