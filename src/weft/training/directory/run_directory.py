@@ -31,6 +31,7 @@ from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
 from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.plan_versions import former_ids
 from weft.describe.prediction import Prediction
+from weft.describe.reading import read_json
 from weft.describe.run_file import RUN_ID, RunFile, load_run
 from weft.errors import InputError, RunError, Violation
 from weft.files import append_record, records_in, write_whole
@@ -329,7 +330,9 @@ class RunDirectory:
         path = self.path / name
         if not path.exists():
             raise RunError(f"{path}: missing; {missing}")
-        record: dict[str, Any] = json.loads(path.read_text())
+        record = read_json(path)
+        if not isinstance(record, dict):
+            raise InputError(Violation(str(path), "not the table that a run writes"))
         return record
 
 
