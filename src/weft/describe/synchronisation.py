@@ -139,7 +139,6 @@ class SyncMethod:
         codecs: returns the keys that change the codec of one piece of a stage's gradient alone, from the
             checked options, the stage and the piece; once for each codec that sends no fewer bits, and with
             which ranks keep the same tensors.
-        changes_every: returns the steps after which a run may change such a codec by itself; 0: never.
         indispensable: returns why a run cannot go on without one of its replicas, and take it in again, from
             the checked options; None: it can.
     """
@@ -155,7 +154,6 @@ class SyncMethod:
     kept: Callable[[Any, int], float] = lambda options, replicas: 0.0
     proposals: Callable[[Job], Sequence[Mapping[str, Any]]] = lambda job: ({},)
     codecs: Callable[[Any, int, int], Sequence[Mapping[str, Any]]] = lambda options, stage, piece: ()
-    changes_every: Callable[[Any], int] = lambda options: 0
     indispensable: Callable[[Any], str | None] = lambda options: ALWAYS_ALL
 
 
@@ -269,16 +267,6 @@ def other_codecs(sync: Choice, stage: int, piece: int) -> Sequence[Choice]:
         return []
     options = sync_options(sync.name, sync.options)
     return [with_keys(sync, keys) for keys in method.codecs(options, stage, piece)]
-
-
-def changes_codecs_every(sync: Choice) -> int:
-    """Return the steps after which a run may change the codec of one piece by itself; 0: never.
-
-    Raises:
-        InputError: as `sync_options` does.
-    """
-    method = sync_methods().get(sync.name)
-    return 0 if method is None else method.changes_every(sync_options(sync.name, sync.options))
 
 
 def indispensable(sync: Choice) -> str | None:

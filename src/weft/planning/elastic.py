@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from weft.describe.left_out import without_nodes
 from weft.describe.run_file import RunFile
-from weft.describe.synchronisation import changes_codecs_every
 from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.planning.lost_replicas import goes_on
+from weft.planning.measured_changes import changes_of
 from weft.planning.planned import PlannedJob, plan_run, posed
 from weft.progress import CountedWork, ProgressReport, unwatched
 
@@ -64,8 +64,8 @@ def refused_limits(job: PlannedJob) -> list[Violation]:
         problem = "plan.then changes the plan, too"
     elif goes_on(job):
         problem = "run.on_death changes the plan, too"
-    elif changes_codecs_every(plan.sync):
-        problem = "codecs that follow measured steps change the plan, too"
+    elif changes := changes_of(plan):
+        problem = f"{changes[0].key} changes the plan, too"
     return [] if problem is None else [Violation(key, problem, hint)]
 
 

@@ -7,7 +7,8 @@ only to one that sends no fewer bits. It is the most exposed piece that has a be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from weft.describe.toml_table import table_text
 from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.planning.long_steps import predict_long
+from weft.planning.measured_changes import Decision
 from weft.planning.planned import PlannedJob, plan_problems
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.pricing import Pricing
@@ -119,6 +121,20 @@ def _change_of(job: PlannedJob, exposed: ExposedCodec, former_s: float) -> Codec
                 exposed=exposed, plan=plan, keys=keys, prediction=prediction, former_step_s=former_s
             )
     return best
+
+
+def codec_decision(job: PlannedJob, measured: Timeline) -> Decision | None:
+    """Return the change of the most exposed codec, or that none is better; None: no codec is exposed."""
+    found = exposed_codecs(job, measured)
+    if not found:
+        return None
+    change = codec_change(job, found)
+    one = found[0] if change is None else change.exposed
+    words: dict[str, Any] = {"exposed": str(one), **asdict(one)}
+    if change is None:
+        return Decision(event="codec exposed", words=words)
+    words |= {"former": job.plan.plan_id, "now": change.plan.plan_id, "change": str(change)}
+    return Decision(event="codec changed", words=words, plan=change.plan)
 
 
 def exposed_words(found: Sequence[ExposedCodec]) -> str:

@@ -23,7 +23,7 @@ from weft.describe.prediction import COMMUNICATOR_SPREAD, Prediction
 from weft.describe.run_file import RunFile
 from weft.describe.run_tables.planning import PlanTable
 from weft.describe.run_tables.training import ANY_PRECISION, GO_ON, KEPT_STATES
-from weft.describe.synchronisation import AUTO, DENSE, changes_codecs_every, derived_options, is_logged
+from weft.describe.synchronisation import AUTO, DENSE, derived_options, is_logged
 from weft.describe.this_machine import THIS_MACHINE
 from weft.describe.units import counted, format_bytes, format_seconds
 from weft.errors import InputError, Violation
@@ -37,6 +37,7 @@ from weft.planning.compile import (
 )
 from weft.planning.goals import goal_value, goal_words, require_prices
 from weft.planning.long_steps import predict_long
+from weft.planning.measured_changes import changes_of
 from weft.planning.nothing_fits import nothing_fits
 from weft.planning.planners import Candidate, Planner, Ranking, get_planner
 from weft.planning.precisions import in_precision, searched_in_each
@@ -290,9 +291,10 @@ class PlannedJob:
             used = counted(then_ranks, "rank")
             problem = f"its plan uses {used}, and a run keeps the {ranks} that it begins with"
             found.append(Violation("plan.then", problem, f"degrees for {counted(ranks, 'rank')}"))
-        if every := changes_codecs_every(self.plan.sync):
-            problem = f"the run may change its plan by itself after every {counted(every, 'step')}"
-            found.append(Violation("plan.then", problem, "sync.change_codec_every = 0"))
+        for change in changes_of(self.plan):
+            every = counted(change.every(self.plan), "step")
+            problem = f"the run may change its plan by itself after every {every}"
+            found.append(Violation("plan.then", problem, f"{change.key} = 0"))
         return found
 
     @property

@@ -27,7 +27,6 @@ from weft.training.beginnings import go_on, resume, start, turn, turn_to, verify
 from weft.training.checkpoint.manifest import generation_path, generations
 from weft.training.checkpoint.saver import Saved, Saver
 from weft.training.checkpoint.training_state import TrainingState
-from weft.training.codec_changes import CodecChanges
 from weft.training.coordination.agreement import (
     StopRequest,
     from_first_rank,
@@ -50,6 +49,7 @@ from weft.training.evaluation.held_out import (
 )
 from weft.training.open_run import OpenRun, open_run
 from weft.training.optimizer.optimizers import set_learning_rate
+from weft.training.plan_changes import PlanChanges
 from weft.training.read_ahead import read_ahead
 from weft.training.tasks.base import sources_of_task
 
@@ -165,7 +165,7 @@ def _train_steps(
         _collecting_by_hand() as collect,
     ):
         left_out, former, due, beside = 0, None, False, BesideSteps(run)
-        changes = CodecChanges(run, state.step)
+        changes = PlanChanges(run, state.step)
         apart = steps_apart(plan.sync) or run.program.steps_per_cycle
         if membership is not None:
             membership.keep(runtime, state)
@@ -221,7 +221,7 @@ def _train_steps(
                 membership.keep(runtime, replace(state, step=done, samples=consumed))
             goes_on = vote.stop is None and done < steps
             leaves = vote.joins and goes_on
-            later = changes.after(done) if goes_on else None
+            later = changes.after(done, waits=beside.under_way) if goes_on else None
             ends = not goes_on or leaves or later is not None
             # Before the save, so that a resumed run evaluates these weights, too.
             if due and not ends and beside.begin(done, steps - done):

@@ -12,12 +12,12 @@ from typing import Any
 from weft.describe.plan_file import load_plan_file
 from weft.describe.reading import holds_json
 from weft.describe.run_file import RunFile, changed, load_run, naming
-from weft.describe.synchronisation import changes_codecs_every
 from weft.destinations import require_folder
 from weft.errors import InputError, RunError, Violation
 from weft.lab.inside import require_lab_devices
 from weft.planning.elastic import plans_at_hand
 from weft.planning.lost_replicas import LEAST, goes_on, ranks_of_replicas
+from weft.planning.measured_changes import changes_of
 from weft.planning.plan_file_job import moved_job, plan_file_job
 from weft.planning.planned import PlannedJob, plan_run, planned_for, taking_over
 from weft.predict.ledger import STEP, Ledger
@@ -215,7 +215,7 @@ def _watching(
         return HangWatch(directory, job.program, step_s=step_s, report=planned.run.report)
 
     watch, later = watch_of(planned), planned.later
-    by_itself = changes_codecs_every(planned.plan.sync) > 0 or goes_on(planned)
+    by_itself = bool(changes_of(planned.plan)) or goes_on(planned)
     written = directory.plan_written_ns if by_itself else 0
 
     def poll() -> None:

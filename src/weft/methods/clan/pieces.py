@@ -147,5 +147,4 @@ SYNC = SyncMethod(
     sent_share=_whole_share,
     proposals=_proposals,
     codecs=_other_codecs,
-    changes_every=lambda options: options.change_codec_every,
 )

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from weft.describe.contract import Contract
 from weft.describe.job import Job
 from weft.describe.layout import Layout
-from weft.describe.plan import SCALED, SERVERS
+from weft.describe.plan import SCALED, SERVERS, Plan
 from weft.describe.synchronisation import options_in
 from weft.errors import Violation
 from weft.methods.clan.options import NAME, ClanOptions
 from weft.moves.composition import Composition
 from weft.moves.synchronisation import NOBODY, Replication, SyncChoice, SyncRefusal
+from weft.planning.exposed_codecs import codec_decision
 from weft.planning.job_rules import JobRule
+from weft.planning.measured_changes import MeasuredChange
 from weft.planning.planned import PlannedJob
 
 SHARDED = "all replicas pull all gradients, and {} wants shares of them only"
@@ -62,6 +64,11 @@ def _needless(planned: PlannedJob) -> Iterator[Violation]:
             yield Violation(f"sync.{key}", f"codec {words} does not read it; leave it out")
 
 
+def _changes_every(plan: Plan) -> int:
+    options = options_in(plan, NAME, ClanOptions)
+    return 0 if options is None else options.change_codec_every
+
+
 _CHOICE = SyncChoice(method=NAME, table=ClanOptions, refuse=_refuse)
 
 RULES = (
@@ -74,6 +81,12 @@ RULES = (
     ),
     JobRule(refuse=_of_run),
     JobRule(refuse=_needless),
+    MeasuredChange(
+        key="sync.change_codec_every",
+        every=_changes_every,
+        decide=codec_decision,
+        unmeasured="codec not measured",
+    ),
 )
 MOVES = (
     _CHOICE.move(

@@ -81,6 +81,10 @@ class BesideSteps:
             batches, read = _batches(run, held_out_samples(run))
             self._evaluation.prepare([partial(read, batch) for batch in batches], self._meter)
 
+    @property
+    def under_way(self) -> bool:
+        return self._evaluation is not None and self._evaluation.begun is not None
+
     def begin(self, done: int, left: int) -> bool:
         """Begin to evaluate the weights after `done` steps, with `left` more to come; False: do it now."""
         one = self._evaluation
