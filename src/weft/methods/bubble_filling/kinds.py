@@ -1,12 +1,15 @@
-"""The obligation of a program to do work beside its passes."""
+"""The kinds of work beside the passes of a plan, and the obligation of a program to do it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.methods.bubble_filling.options import NAME
-from weft.methods.bubble_filling.works import WorkRows
+from weft.describe.layer_graph import LayerGraph
+from weft.describe.plan import Plan
+from weft.methods.bubble_filling.options import NAME, options_of
+from weft.methods.bubble_filling.step_works import step_works_of
+from weft.methods.bubble_filling.works import WorkRows, items_of
 from weft.program.program import Owed, Program
 
 
@@ -25,6 +28,15 @@ class FillsBubbles(Owed):
     @property
     def facts(self) -> Mapping[str, str]:
         return {"steps of a window": " ".join(map(str, self.steps))}
+
+
+def work_kinds(plan: Plan, graph: LayerGraph) -> list[int]:
+    """Return the codes of the kinds of work in a plan's bubbles."""
+    asked = options_of(plan)
+    found = {one.kind for stage in range(len(plan.stages)) for one in items_of(plan, graph, stage)}
+    if asked is not None:
+        found |= {one.kind for work in step_works_of(plan) for one in work.rows(plan, graph, asked)}
+    return sorted(found)
 
 
 def owed_by(program: Program) -> FillsBubbles | None:

@@ -29,17 +29,23 @@ class PlacementKeys(TomlTable):
     most_steps: Count = Field(
         default=16, description="the most steps of a window; work that finds no bubble in them adds to steps"
     )
+    place_anew_every: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="steps after which work is placed anew if measured times leave the margin; 0: never",
+    )
 
 
 class BubbleOptions(PlacementKeys):
     """A plan's options; `work` has its names separated by commas.
 
-    `windows` places work that a window does once, and `steps` that of every step.
+    `windows` places work that a window does once, and `steps` that of every step. `measured` has the factors
+    of predicted times for which work was placed anew (`drift.py`).
     """
 
     work: str
     windows: str = OPEN
     steps: str = OPEN
+    measured: str = ""
 
     @property
     def works(self) -> tuple[str, ...]:

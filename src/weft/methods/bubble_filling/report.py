@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from weft.describe.units import format_seconds
-from weft.methods.bubble_filling.kinds import owed_by
-from weft.methods.bubble_filling.options import NAME, OPEN, options_of
+from weft.methods.bubble_filling.anew import PLACED_ANEW
+from weft.methods.bubble_filling.drift import compared, read_factors
+from weft.methods.bubble_filling.kinds import owed_by, work_kinds
+from weft.methods.bubble_filling.options import NAME, OPEN, BubbleOptions, options_of
 from weft.methods.bubble_filling.step_works import step_works_of
 from weft.methods.bubble_filling.works import items_of, with_options
 from weft.planning.compile import compile_plan
@@ -18,19 +20,14 @@ from weft.planning.decisions import DecidedWords
 from weft.planning.planned import PlannedJob
 from weft.planning.report_sections import ReportSection, Rows
 from weft.predict.predict import predict
-from weft.program.kinds import KINDS, is_any_of, is_compute
+from weft.program.kinds import KINDS, is_any_of, is_compute, kind_words
 from weft.timeline.compare import WARM_UP_STEPS
 from weft.timeline.medians import from_step, step_times_s
 from weft.timeline.timeline import Timeline
 
 
 def _kinds(planned: PlannedJob) -> list[int]:
-    """Return the codes of the kinds of work in a plan's bubbles."""
-    plan, graph, asked = planned.plan, planned.problem.job.graph, options_of(planned.plan)
-    found = {one.kind for stage in range(len(plan.stages)) for one in items_of(plan, graph, stage)}
-    if asked is not None:
-        found |= {one.kind for work in step_works_of(plan) for one in work.rows(plan, graph, asked)}
-    return sorted(found)
+    return work_kinds(planned.plan, planned.problem.job.graph)
 
 
 def _busy(timeline: Timeline, kinds: Sequence[int]) -> tuple[float, float]:
@@ -117,7 +114,26 @@ def _rows(planned: PlannedJob, metrics: Sequence[Mapping[str, Any]]) -> Rows:
         found += [("all other work is done" if filled.in_steps else "all of it is done", filled.every)]
         by_stage = ", ".join(f"{stage}: {steps}" for stage, steps in filled.steps.items())
         found += [("steps of a window, by stage", by_stage)]
+    if factors := _placed_for(options):
+        named = ", ".join(f"{kind_words(kind)} {factor:.2f}" for kind, factor in factors.items())
+        found += [("placed for measured times, over predicted ones", named)]
     return [*found, ("it adds to a predicted step", format_seconds(filled.added_s))]
+
+
+def _placed_for(options: BubbleOptions) -> dict[str, float]:
+    """Return, by kind, the largest factor of predicted times for which work was placed anew."""
+    found: dict[str, float] = {}
+    for place, factor in sorted(read_factors(options.measured).items()):
+        found[place.kind] = max(found.get(place.kind, 0.0), factor)
+    return found
+
+
+def _events(events: Sequence[Mapping[str, Any]]) -> Rows:
+    return [
+        (f"placed anew after {event['step']} steps", f"{event['drift']}; {event['change']}")
+        for event in events
+        if event["event"] == PLACED_ANEW
+    ]
 
 
 def _measured(planned: PlannedJob, timeline: Timeline) -> Rows:
@@ -131,29 +147,27 @@ def _measured(planned: PlannedJob, timeline: Timeline) -> Rows:
     return [
         ("devices busy, measured without the work", f"{busy_before / span_ns:.1%}"),
         ("devices busy, measured with it", f"{busy / span_ns:.1%}"),
-        *_drift(planned.predicted.simulation.timeline, settled, kinds, options.margin),
+        *_drift(planned.predicted.simulation.timeline, settled, kinds, options),
     ]
 
 
-def _drift(predicted: Timeline, measured: Timeline, kinds: Sequence[int], margin: float) -> Rows:
-    """Return, by kind of work, measured over predicted seconds, and whether they leave the margin.
-
-    Work that a step leaves out takes no time, and does not count.
-    """
+def _drift(predicted: Timeline, measured: Timeline, kinds: Sequence[int], options: BubbleOptions) -> Rows:
+    """Return, by kind of work, measured over predicted seconds, and whether they leave the margin."""
+    places, placed_for = compared(predicted, measured, kinds), _placed_for(options)
     found = []
-    for kind in kinds:
-        expected = (predicted.end_ns - predicted.start_ns)[predicted.kind == kind]
-        taken = (measured.end_ns - measured.start_ns)[measured.kind == kind]
-        taken = taken[taken > 0]
-        if len(expected) and len(taken) and expected.mean() > 0:
-            ratio = float(np.median(taken)) / float(np.median(expected))
-            words = f"{ratio:.2f} times the predicted time"
-            beyond = "; `weft corrections` learns it for the next plan" if ratio > 1 + margin else ""
-            found.append((f"{KINDS[kind].words}, measured", words + beyond))
+    for kind in (KINDS[code] for code in kinds):
+        pairs = [seconds for place, seconds in places.items() if place.kind == kind.name]
+        if not pairs:
+            continue
+        expected_s, taken_s = map(sum, zip(*pairs, strict=True))
+        ratio = taken_s / expected_s
+        most = (1 + options.margin) * placed_for.get(kind.name, 1.0)
+        beyond = "; `weft corrections` learns it for the next plan" if ratio > most else ""
+        found.append((f"{kind.words}, measured", f"{ratio:.2f} times the predicted time{beyond}"))
     return found
 
 
 REPORT = (
-    ReportSection(name=NAME, title="Work in bubbles", rows=_rows, measured=_measured),
+    ReportSection(name=NAME, title="Work in bubbles", rows=_rows, measured=_measured, events=_events),
     DecidedWords(method=NAME, words=_words),
 )

@@ -12,6 +12,7 @@ from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanRule, listed
 from weft.describe.run_tables.methods import checked_options
 from weft.errors import InputError, Violation
+from weft.methods.bubble_filling.drift import read_factors
 from weft.methods.bubble_filling.kinds import owed_by
 from weft.methods.bubble_filling.options import NAME, OPEN, TABLE_NAME, BubbleOptions, options_of
 from weft.methods.bubble_filling.step_works import StepWork
@@ -80,6 +81,10 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
     found = _work_problem(options.work, [one.name for one in plan.methods])
     if found is not None:
         yield Violation(f"plan: {found.where}", found.problem, found.nearest)
+    try:
+        read_factors(options.measured)
+    except InputError as error:
+        yield from error.violations
     if options.windows == OPEN:
         problem = f"windows: {OPEN}: the choice of a plan decides them, and a plan states them"
         yield Violation(f"plan: methods: {NAME}", problem)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from weft.bundles import parts
 from weft.describe.contract import Contract
-from weft.describe.run_tables.methods import RunTable
+from weft.describe.run_tables.methods import Options, RunTable
 from weft.describe.run_tables.training import TaskTable
 from weft.describe.toml_table import TOML_ARRAY
 from weft.errors import Violation, nearest
@@ -39,12 +39,20 @@ def _unknown(table: BubbleTable, task: TaskTable) -> Iterator[Violation]:
     yield from (found for name in table.work if (found := unknown_work(name)) is not None)
 
 
+def _options(table: BubbleTable) -> Options:
+    found = {**table.model_dump(), "work": ",".join(sorted(set(table.work)))}
+    # Plans without it keep the ids of earlier versions.
+    if not table.place_anew_every:
+        del found["place_anew_every"]
+    return found
+
+
 # The steps after which work takes effect follow from the plan.
 TABLE = RunTable(
     method=NAME,
     key=TABLE_NAME,
     table=BubbleTable,
     contract=lambda table: Contract.EMPIRICAL,
-    options=lambda table: {**table.model_dump(), "work": ",".join(sorted(set(table.work)))},
+    options=_options,
     task_problems=_unknown,
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from weft.bundles import parts
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, Plan
-from weft.methods.bubble_filling.options import NAME
+from weft.methods.bubble_filling.options import NAME, BubbleOptions
 from weft.methods.bubble_filling.work import PassName, WorkItem
 from weft.program.kinds import KINDS
 
@@ -87,9 +87,12 @@ def items_of(plan: Plan, graph: LayerGraph, stage: int) -> list[WorkRows]:
 
 
 def with_options(plan: Plan, **options: int | float | str) -> Plan:
-    """Return a plan that fills bubbles, with other options."""
-    choices = (
-        Choice(name=NAME, options={**one.options, **options}) if one.name == NAME else one
-        for one in plan.methods
-    )
-    return plan.model_copy(update={"methods": tuple(choices)})
+    """Return a plan that fills bubbles, with other options; of these, defaults are left out."""
+    fields = BubbleOptions.model_fields
+    default = {key for key, value in options.items() if value == fields[key].default}
+    methods = list(plan.methods)
+    for place, one in enumerate(methods):
+        if one.name == NAME:
+            kept = {key: value for key, value in {**one.options, **options}.items() if key not in default}
+            methods[place] = Choice(name=NAME, options=kept)
+    return plan.model_copy(update={"methods": tuple(methods)})

@@ -12,6 +12,7 @@ _WARNINGS = {
     "data warning": "{warning}",
     "run warning": "{warning}",
     "codec not measured": "step {step}: no codec changes: {reason}",
+    "work not measured": "step {step}: work in bubbles stays in its places: {reason}",
     "hang": "{problem}",
     "hang over": "goes on after {after_s:.0f} s",
     "began anew": "step {step}: what each rank kept to itself under plan {former} is left behind; all "
@@ -36,6 +37,8 @@ _NEWS = {
     "absences": "step {step}: {told}",
     "codec exposed": "codecs delay steps most in {exposed}; no other codec shortens the predicted step",
     "codec changed": "codecs delay steps in {exposed}; {change}",
+    "work stays": "{drift}; work in bubbles stays in its places: {reason}",
+    "work placed anew": "{drift}; work in bubbles is placed anew: {change}",
     "servers": "gradients are added up by {servers}",
     "plan changed": "plan {now} takes over from plan {former}",
     "stopped": "stopped after {step} steps by {signal}",
