@@ -59,7 +59,7 @@ def test_a_loss_counts_where_the_same_plan_recorded_it_last(directory: RunDirect
 
 def test_starts_and_checkpoints_are_counted(directory: RunDirectory) -> None:
     assert last_plan_id(directory) == "b"
-    assert plan_since(directory) == 1
+    assert plan_since(directory.events()) == 1
     assert checkpoint_figures(directory) == {
         "checkpoints": 2,
         "checkpoint_bytes": 80,
@@ -71,7 +71,7 @@ def test_starts_and_checkpoints_are_counted(directory: RunDirectory) -> None:
 def test_a_run_without_files_has_no_history(tmp_path: Path) -> None:
     fresh = RunDirectory(tmp_path)
     assert last_plan_id(fresh) is None
-    assert plan_since(fresh) == 0
+    assert plan_since(fresh.events()) == 0
     assert recorded_loss(fresh, 0, ["a"]) is None
     assert checkpoint_figures(fresh)["checkpoints"] == 0
     assert warnings(fresh.events(), 0.0) == []

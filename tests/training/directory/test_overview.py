@@ -47,6 +47,18 @@ def test_a_prepared_run_has_a_plan_and_no_figures(run: RunDirectory) -> None:
     assert (one.model, one.plan) == ("gpt-1m", run.plan().words)
 
 
+def test_the_speed_is_that_of_steps_under_the_present_plan(run: RunDirectory) -> None:
+    lines(run, "metrics.jsonl", *steps(4))
+    assert look_at(run.path).step_s == 2.5
+    change = {"event": "plan changed", "former": "a", "now": "b"}
+    lines(run, "events.jsonl", {**change, "step": 3})
+    one = look_at(run.path)
+    assert (one.done, one.step_s, one.tokens_per_s) == (4, 4.0, 30.0)
+    lines(run, "events.jsonl", {**change, "step": 3}, {**change, "step": 4})
+    one = look_at(run.path)
+    assert (one.done, one.step_s, one.tokens_per_s) == (4, None, None)
+
+
 @pytest.mark.parametrize(
     ("events", "state"),
     [

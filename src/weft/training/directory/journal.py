@@ -121,7 +121,8 @@ class Journal:
         recorded = directory.metrics()
         if not recorded:
             raise RunError("every step was left out: the gradient was never finite")
-        rows = [row for row in recorded if row["step"] >= plan_since(directory)] or recorded
+        since = plan_since(directory.events())
+        rows = [row for row in recorded if row["step"] >= since] or recorded
         counted = rows[max(0, min(WARM_UP_STEPS, len(rows) - steps_per_cycle)) :]
         steps, seconds = ([row[name] for row in counted] for name in ("step", "step_s"))
         step_s = typical_step_s(steps, seconds, steps_per_cycle)

@@ -12,9 +12,10 @@ from typing import Any
 
 from weft.run.launch.failures import logs_folder
 from weft.training.directory.live_run import LiveRun
+from weft.training.directory.run_directory import plan_since
 from weft.training.directory.run_lock import is_running
 
-# Steps whose median tells the speed of a run.
+# The most steps whose median tells the speed of a run.
 NEWEST_STEPS = 20
 
 
@@ -36,7 +37,7 @@ class RunOverview:
         done, steps: finished steps, and those of its run file.
         held_out_loss, held_out_step: of the newest evaluation, after so many steps.
         saved_step: finished steps in the newest checkpoint.
-        step_s, tokens_per_s: the median of the newest steps.
+        step_s, tokens_per_s: the median of the newest steps under the present plan.
         memory_bytes: rank 0's peak of tensors, as its steps record it.
         newest_s: when its newest line of metrics or events was written, in seconds since 1970.
     """
@@ -77,6 +78,8 @@ def overview(run: LiveRun) -> RunOverview:
     """
     file, steps = run.file, run.steps_in_all
     newest, held_out = run.steps[-NEWEST_STEPS:], run.held_out_after(0)
+    since = plan_since(run.events)
+    of_plan = [one for one in newest if one.step >= since]
     saved = [event for event in run.events if event.get("event") == "checkpoint"]
     return RunOverview(
         path=run.path,
@@ -89,9 +92,9 @@ def overview(run: LiveRun) -> RunOverview:
         held_out_loss=held_out[-1][1] if held_out else None,
         held_out_step=held_out[-1][0] if held_out else None,
         saved_step=saved[-1].get("step") if saved else None,
-        step_s=_median([one.step_s for one in newest]),
+        step_s=_median([one.step_s for one in of_plan]),
         predicted_step_s=None if file.prediction is None else file.prediction.step_s,
-        tokens_per_s=_median([one.tokens_per_s for one in newest]),
+        tokens_per_s=_median([one.tokens_per_s for one in of_plan]),
         memory_bytes=_finite(newest[-1].memory_bytes) if newest else None,
         newest_s=max([*(one.time_s for one in newest), *map(_time_of, run.events)], default=0.0),
     )

@@ -383,9 +383,9 @@ def last_plan_id(directory: RunDirectory) -> str | None:
     return _plan_at(directory.events(), float("inf"))
 
 
-def plan_since(directory: RunDirectory) -> int:
-    """Return the first step under the plan of the run's last start."""
-    changes = [event["step"] for event in directory.events() if event["event"] == "plan changed"]
+def plan_since(events: Iterable[Mapping[str, Any]]) -> int:
+    """Return the first step under the plan of the run's last start, by the run's events."""
+    changes = [event["step"] for event in events if event.get("event") == "plan changed" and "step" in event]
     return int(changes[-1]) if changes else 0
 
 
