@@ -150,7 +150,7 @@ class RunFile(TomlTable):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What nobody is likely to mean, one line each."""
+        """The likely mistakes of a valid run file, one line each."""
         asked, steps = self.optimizer.warm_up_steps, self.train.steps
         # Planned run files state every key, also one that nobody chose.
         if asked <= steps or asked == OptimizerTable.model_fields["warm_up_steps"].default:

@@ -142,7 +142,7 @@ def run_name(decided: Decided) -> str:
 def losses_of(decided: Decided, kind_by: str = "") -> list[Loss]:
     """Return the needs of the run that a launcher does not meet.
 
-    `kind_by` names the launcher's ways to ask for a kind of nodes by a site's own word, if there is no other.
+    `kind_by` says how to ask for a kind of nodes where each site has its own words for them.
     """
     losses, run = [], decided.run
     kinds = dict.fromkeys(group.device.name for group in decided.job.problem.job.cluster.groups)
