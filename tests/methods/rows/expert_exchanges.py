@@ -43,6 +43,8 @@ ROWS = (
     Row(MIXTRAL, "1f1b", pp=2, ep=2, recompute=("full", "selective"), methods=(BETWEEN,)),
     Row(SHARED_EXPERTS, dp=2, ep=2, sharding="zero-2", recompute="full", methods=(INTERLEAVED, Clips(0.2))),
     BALANCED(ep=2, recompute="full", methods=(Balances("sequence", ranks=2), INTERLEAVED)),
+    # A router that has run again has also decided for the next mixture's root.
+    Row(SHORT("qwen2_moe"), "1f1b", ep=2, recompute="full", methods=(Balances("sequence", ranks=2), BETWEEN)),
     # Balances, whose losses begin between the borders.
     Row(MIXTRAL, dp=2, ep=2, masks=True, methods=(Balances(ranks=2), INTERLEAVED)),
     BALANCED("1f1b", pp=2, ep=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2), BETWEEN)),

@@ -43,6 +43,8 @@ class Root:
             None leaves nothing. The reader of the value takes it away.
         ready: of a root that needs only a part of the layer: True once the running pass has computed this
             part. A pass in segments then makes the root, and refuses roots of whole layers.
+        forget: drops what such a part has left; called before each part of a pass, for layers that have run
+            again.
     """
 
     layer: int
@@ -51,6 +53,7 @@ class Root:
     reads_targets: bool = False
     left_as: str | None = None
     ready: Callable[[], bool] | None = None
+    forget: Callable[[], None] | None = None
 
 
 class StageRoots:
@@ -150,6 +153,12 @@ class Growth:
             return [self._growing(layer, function) for layer, function in named]
 
         return grown
+
+    def forget(self) -> None:
+        """Drop what layers that have run again have left, so that a root is made of this pass alone."""
+        for one in self._roots:
+            if one.forget is not None:
+                one.forget()
 
     def ready(self, output: torch.Tensor) -> dict[int, torch.Tensor]:
         """Make the roots that are ready, and return them by their places; `output` is that so far."""

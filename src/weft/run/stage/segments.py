@@ -76,6 +76,8 @@ class StageRun:
         for number in self._pieces(self._forward, segment):
             inputs = _leaves(tape.ran[-1], entered) if tape.ran else (entered,)
             with torch.enable_grad():
+                if tape.growth is not None:
+                    tape.growth.forget()
                 outputs = self._outputs(tape.pieces[number], inputs)
                 if finish is not None and number == len(tape.pieces) - 1:
                     outputs = (finish(outputs[0]),)

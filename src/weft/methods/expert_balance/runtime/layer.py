@@ -74,6 +74,10 @@ class BalancedLayer:
         """Return True if the running pass has chosen experts, and no root knows them yet."""
         return self._watch.has_routed
 
+    def forget(self) -> None:
+        """Drop what the router has decided in a layer that has run again."""
+        self._watch.forget()
+
     def make(self, now: Passing, output: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
         """Return the root of a forward pass that has just run the layer."""
         routed, experts, table = self._watch.take(), self.experts, self._table

@@ -42,6 +42,10 @@ class RouterWatch:
     def has_routed(self) -> bool:
         return self._routed is not None
 
+    def forget(self) -> None:
+        """Drop decisions that no root takes: those of a layer that has run again."""
+        self._routed = None
+
     def take(self) -> Routed:
         routed, self._routed = self._routed, None
         assert routed is not None, "a layer with experts runs its router"

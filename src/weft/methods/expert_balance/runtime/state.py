@@ -106,6 +106,7 @@ class ExpertBalance(MethodState):
                 reads_targets=True,
                 left_as=f"{SHARE}.{layer}",
                 ready=one.has_routed,
+                forget=one.forget,
             )
             for layer, one in self.layers.get(stage, {}).items()
         ]
