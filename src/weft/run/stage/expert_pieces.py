@@ -97,9 +97,7 @@ class MixturePass:
 
     def _compute(self, state: State) -> State:
         received, *others = state
-        route = self._known_route
-        results = compute_rows(self._experts, route.by_expert(received), route.counts)
-        return route.by_sender(results), *others
+        return compute_rows(self._experts, received, self._known_route.counts), *others
 
     def _add_up(self, state: State) -> State:
         results, weights, shared, stream = state
@@ -108,18 +106,27 @@ class MixturePass:
         return (self._branch.after(summed + shared, stream),)
 
     def _dispatch(self, value: torch.Tensor, group: Group, *, backward: bool) -> torch.Tensor:
-        """Send rows to their experts, or their gradients back; forward, the ranks gather counts first."""
+        """Send rows to their experts, or their gradients back; forward, the ranks gather counts first.
+
+        Experts get rows in their own order, which their products keep.
+        """
         if backward:
-            return self._known_route.send_back(value)
+            return self._given_back(value)
         ranks = ExpertRanks(group.place, group.size)
         ranks.connect(group)
         assert self._places is not None, "rows are scattered first"
         self._route = ranks.route(self._places.counts)
-        return self._route.send(value)
+        return self._given_to_experts(value)
 
     def _combine(self, value: torch.Tensor, group: Group, *, backward: bool) -> torch.Tensor:
         """Return the results of this rank's rows, or the gradients of results that its experts made."""
-        return self._known_route.send(value) if backward else self._known_route.send_back(value)
+        return self._given_to_experts(value) if backward else self._given_back(value)
+
+    def _given_to_experts(self, value: torch.Tensor) -> torch.Tensor:
+        return self._known_route.by_expert(self._known_route.send(value))
+
+    def _given_back(self, value: torch.Tensor) -> torch.Tensor:
+        return self._known_route.send_back(self._known_route.by_sender(value))
 
     @property
     def _known_route(self) -> Dispatch:

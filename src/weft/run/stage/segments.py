@@ -75,21 +75,24 @@ class StageRun:
         """
         for number in self._pieces(self._forward, segment):
             inputs = _leaves(tape.ran[-1], entered) if tape.ran else (entered,)
+            ends = number == len(tape.pieces) - 1
             with torch.enable_grad():
                 if tape.growth is not None:
                     tape.growth.forget()
-                outputs = self._outputs(tape.pieces[number], inputs)
-                if finish is not None and number == len(tape.pieces) - 1:
-                    outputs = (finish(outputs[0]),)
+                outputs = self._outputs(tape.pieces[number], inputs, finish if ends else None)
                 roots = {} if tape.growth is None else tape.growth.ready(outputs[0])
             tape.ran.append(Ran(inputs, outputs, roots))
-            entered = outputs[0].detach().requires_grad_()
-        return outputs[0].detach()
+            left = outputs[0].detach()
+            if not ends:
+                _let_go(outputs[0], (*inputs, *outputs[1:]))
+            entered = left.detach().requires_grad_()
+        return left
 
-    def _outputs(self, piece: StagePiece, inputs: State) -> State:
+    def _outputs(self, piece: StagePiece, inputs: State, finish: Finish) -> State:
         def run(*state: torch.Tensor) -> State:
             with self._cut.exchanging_elsewhere():
-                return piece(state)
+                outputs = piece(state)
+            return outputs if finish is None else (finish(outputs[0]),)
 
         # Whatever crosses a border is an input, so that no rank exchanges again.
         return run(*inputs) if self._run is None else self._run(run, *inputs, draws=False)
@@ -125,6 +128,15 @@ class StageRun:
         """Return the pieces of a segment; each border lies behind the piece of its number."""
         ends = [-1, *borders, self._count]
         return range(ends[segment] + 1, ends[segment + 1] + 1)
+
+
+def _let_go(output: torch.Tensor, others: State) -> None:
+    """Free the content of a tensor that autograd starts from: it reads the shape alone.
+
+    Megatron-LM does so with what a stage sends (`deallocate_output_tensor`).
+    """
+    if all(one is not output for one in others):
+        output.data = output.new_empty(()).expand(output.shape)
 
 
 def _leaves(before: Ran, entered: torch.Tensor) -> State:

@@ -144,15 +144,17 @@ class DecoderStage(StageModule):
 
         No tensor ranks divide the stage.
         """
-        found: list[LayerFunction | tuple[Branch, Branch]] = [*self.layer_functions(inputs)]
-        blocks = zip(self.block_indices, self._blocks_of(inputs), strict=True)
-        for place, (index, (block, angles, mask)) in enumerate(blocks, start=int(self.embeds)):
-            if self.config.architecture.has_experts(index):
-                first, second = _norms_of(block)
-                attend = partial(_attend, block.get_submodule("self_attn"), angles, mask)
-                mixture = block.get_submodule(self._mixture)
-                found[place] = self._branch(first, attend), self._branch(second, mixture)
-        return found
+        found: list[LayerFunction | tuple[Branch, Branch]] = [self._embed] if self.embeds else []
+        of_blocks = zip(self.block_indices, self._blocks_of(inputs), strict=True)
+        for index, (block, angles, mask) in of_blocks:
+            if not self.config.architecture.has_experts(index):
+                found.append(partial(_compute, block, angles, mask))
+                continue
+            first, second = _norms_of(block)
+            attend = partial(_attend, block.get_submodule("self_attn"), angles, mask)
+            mixture = block.get_submodule(self._mixture)
+            found.append((self._branch(first, attend), self._branch(second, mixture)))
+        return [*found, self._head] if self.ends else found
 
     def _branch(
         self,
