@@ -83,9 +83,16 @@ def plain_costs(
 
 
 def partitioner(
-    costs: GraphCosts, *, chain: bool = False, by_end: bool = False, size: int = 4
+    costs: GraphCosts,
+    *others: GraphCosts,
+    chain: bool = False,
+    by_end: bool = False,
+    size: int = 4,
 ) -> Partitioner:
-    """The search of the graph, or of its layers as a chain, in their order or by their ends."""
+    """The search of the graph, or of its layers as a chain, in their order or by their ends.
+
+    `others` are the costs on other kinds of devices.
+    """
     layers, passes = range(costs.layers), costs.passes[size, "none"]
     seconds = dict(enumerate((passes.forward_s + passes.backward_s).tolist()))
     tree = decompose(layers, costs.edges, seconds).tree
@@ -93,7 +100,7 @@ def partitioner(
         ends = earliest_ends(layers, costs.edges, seconds)
         order = sorted(layers, key=ends.__getitem__) if by_end else layers
         tree = joined("series", [*order])
-    return Partitioner(costs=costs, tree=tree, size=size, degrees=(1,))
+    return Partitioner(costs=costs, others=others, tree=tree, size=size, degrees=(1,))
 
 
 def found_by(search: Partitioner, tolerance: float = 1e-9) -> StageGraph:

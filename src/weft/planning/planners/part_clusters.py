@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 
-from weft.describe.cluster import Cluster
+from weft.describe.cluster import Cluster, NodeGroup
 from weft.planning.problem import Problem
 
 
@@ -15,10 +16,14 @@ def beginnings_of(cluster: Cluster) -> Iterator[Cluster]:
     Slow devices may delay the others. A plan's ranks are the first devices, so only the last can be left out.
     """
     for count in range(len(cluster.groups), 0, -1):
-        groups = cluster.groups[:count]
-        names = {group.name for group in groups}
-        links = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
-        yield replace(cluster, groups=groups, links=links)
+        yield _with(cluster, cluster.groups[:count])
+
+
+def _with(cluster: Cluster, groups: tuple[NodeGroup, ...]) -> Cluster:
+    """Return the cluster with these groups of its nodes only."""
+    names = {group.name for group in groups}
+    links = {pair: link for pair, link in cluster.links.items() if names.issuperset(pair)}
+    return replace(cluster, groups=groups, links=links)
 
 
 def fewer_nodes_of(cluster: Cluster) -> Iterator[Cluster]:
@@ -35,6 +40,15 @@ def unlike_devices(cluster: Cluster) -> bool:
     speeds = {speed for group in cluster.groups for speed in group.speeds or (1.0,)}
     first, *others = (replace(group, name="", count=1, speeds=()) for group in cluster.groups)
     return len(speeds) > 1 or any(one != first for one in others) or len(set(cluster.links.values())) > 1
+
+
+def kinds_of(problem: Problem) -> list[Problem]:
+    """Return the problem on each kind of devices alone: on neighbouring groups of nodes with equal ones."""
+    job, found = problem.job, []
+    for _, alike in groupby(job.cluster.groups, key=lambda group: (group.device, group.speeds)):
+        cluster = _with(job.cluster, tuple(alike))
+        found.append(replace(problem, job=replace(job, cluster=cluster)))
+    return found
 
 
 def problems_of(problem: Problem) -> Iterator[Problem]:

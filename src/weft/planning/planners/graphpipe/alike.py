@@ -15,10 +15,10 @@ Signature = tuple[str, tuple[bytes, ...], tuple[tuple[int, int], ...]]
 
 
 class Signatures:
-    """The signatures of the trees over one graph of layers."""
+    """The signatures of the trees over one graph of layers, with costs on each kind of devices."""
 
-    def __init__(self, costs: GraphCosts) -> None:
-        self._costs = costs
+    def __init__(self, kinds: Sequence[GraphCosts]) -> None:
+        self._kinds, self._costs = kinds, kinds[0]
         self._known: dict[tuple[int, ...], Signature] = {}
 
     def of(self, tree: Tree) -> Signature:
@@ -55,9 +55,15 @@ class Signatures:
 
     @cached_property
     def _keys(self) -> list[bytes]:
-        costs = self._costs
-        tables = [column for key in sorted(costs.passes) for column in costs.passes[key]]
-        rows = np.stack([*tables, costs.state_bytes, costs.buffer_bytes, costs.reduced_bytes], axis=1)
+        tables = [
+            column
+            for costs in self._kinds
+            for column in (
+                *(column for key in sorted(costs.passes) for column in costs.passes[key]),
+                *(costs.state_bytes, costs.buffer_bytes, costs.reduced_bytes),
+            )
+        ]
+        rows = np.stack(tables, axis=1)
         return [row.tobytes() for row in rows]
 
 

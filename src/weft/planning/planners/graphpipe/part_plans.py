@@ -13,12 +13,14 @@ Front = tuple[int, ...]
 
 
 class StageOfLayers(NamedTuple):
-    """One stage: its layers, rising, its replicas, its recomputation, and its samples in flight."""
+    """One stage: its layers, rising, its replicas, its recomputation, its samples in flight, and the kind of
+    its devices."""
 
     layers: tuple[int, ...]
     replicas: int
     recompute: Recompute
     in_flight: int
+    kind: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,9 @@ class StageGraph:
 class StageWay(NamedTuple):
     """One way to run a run of parts as one stage, apart from its samples in flight."""
 
+    kind: int  # of the devices
     degree: int  # index into the degrees
+    devices: int  # packed
     recompute: Recompute
     sample_s: float
     resident_bytes: float
@@ -64,7 +68,10 @@ class RunOfParts(NamedTuple):
 
 
 class PartPlan(NamedTuple):
-    """A plan of a part: the devices, the front before it, and its stages, one by one behind each other."""
+    """A plan of a part: the devices, the front before it, and its stages, one by one behind each other.
+
+    `devices` has a number for each kind, see `packed`.
+    """
 
     devices: int
     front: Front
@@ -78,6 +85,22 @@ class Stages(NamedTuple):
     inner: Stages | None
     renamed: Mapping[int, int] | None
     more: Stages | None
+
+
+MOST_KINDS = 3
+# Bits of a number of devices of one kind. The highest is free: it shows where another number is larger.
+_BITS = 20
+_FREE = sum(1 << _BITS * kind + _BITS - 1 for kind in range(MOST_KINDS))
+
+
+def packed(kind: int, count: int) -> int:
+    """Return a number of devices of one kind as an int; sums of such ints add up kind by kind."""
+    return count << _BITS * kind
+
+
+def is_within(one: int, other: int) -> bool:
+    """Return True if one packed number of devices is at most another in every kind."""
+    return ((other | _FREE) - one) & _FREE == _FREE
 
 
 def higher(one: Front, other: Front) -> Front:
@@ -95,10 +118,16 @@ def chained(one: Stages | None, other: Stages | None) -> Stages | None:
 
 
 def best_of(plans: Iterable[PartPlan], devices: int) -> list[PartPlan]:
-    """Return the plans that no other one equals or beats in devices and in its front; equal ones once."""
+    """Return the plans that no other one equals or beats in devices and in its front; equal ones once.
+
+    `devices` are those of all kinds, packed.
+    """
     kept: list[PartPlan] = []
-    for plan in sorted((one for one in plans if one.devices <= devices), key=lambda one: one[:2]):
-        if not any(all(map(int.__le__, one.front, plan.front)) for one in kept):
+    fitting = (one for one in plans if is_within(one.devices, devices))
+    # Plans with as few devices of every kind come before the others.
+    for plan in sorted(fitting, key=lambda one: one[:2]):
+        front, most = plan.front, plan.devices
+        if not any(all(map(int.__le__, one.front, front)) and is_within(one.devices, most) for one in kept):
             kept.append(plan)
     return kept
 
@@ -118,7 +147,7 @@ def listed(stages: Stages | None, degrees: Sequence[int]) -> list[StageOfLayers]
             for renamed in renames:
                 layers = tuple(renamed[layer] for layer in layers)
             own = tuple(sorted(layers))
-            found.append(StageOfLayers(own, degrees[way.degree], way.recompute, in_flight))
+            found.append(StageOfLayers(own, degrees[way.degree], way.recompute, in_flight, way.kind))
         else:
             waiting.append((one.inner, renames if one.renamed is None else (one.renamed, *renames)))
     return found

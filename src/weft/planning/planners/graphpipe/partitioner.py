@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 
 from weft.planning.planners.graph_costs import GraphCosts
 from weft.planning.planners.graphpipe.alike import Signature, Signatures
@@ -27,6 +28,7 @@ from weft.planning.planners.graphpipe.part_plans import (
     chained,
     higher,
     listed,
+    packed,
 )
 from weft.planning.planners.graphpipe.trees import Parallel, Series, Tree, layers_of
 
@@ -36,7 +38,8 @@ class Partitioner:
     """The dynamic program for one size of micro-batches.
 
     Attributes:
-        costs: the layers and their devices.
+        costs: the layers and their devices, of the first kind where there are several.
+        others: the same layers on devices of other kinds. A stage has devices of one kind.
         tree: their series-parallel tree.
         size: samples of a replica's micro-batch.
         degrees: the numbers of replicas that a stage may have, rising. All divide the batch's micro-batches.
@@ -48,6 +51,7 @@ class Partitioner:
     size: int
     degrees: tuple[int, ...]
     turn: int = 1
+    others: tuple[GraphCosts, ...] = ()
     _known_runs: dict[tuple[int, ...], RunOfParts] = field(default_factory=dict, init=False)
     _runs: dict[tuple[int, int, int], RunOfParts] = field(default_factory=dict, init=False)
     _suffixes: dict[tuple[int, int, Front], list[PartPlan]] = field(default_factory=dict, init=False)
@@ -113,18 +117,31 @@ class Partitioner:
 
     @cached_property
     def _signatures(self) -> Signatures:
-        return Signatures(self.costs)
+        return Signatures(self.kinds)
 
     @cached_property
     def least_s(self) -> float:
         """A lower bound of the seconds per sample: all devices compute all the time."""
-        costs = self.costs.passes[self.size, self.costs.recomputes(self.size)[0]]
-        work_s = float(costs.forward_s.sum() + costs.backward_s.sum())
-        return work_s / (self.size * self.costs.devices)
+        least_s = [self._all_busy_s(costs) for costs in self.kinds]
+        return least_s[0] if len(least_s) == 1 else 1.0 / sum(1.0 / one for one in least_s)
+
+    def _all_busy_s(self, costs: GraphCosts) -> float:
+        passes = costs.passes[self.size, costs.recomputes(self.size)[0]]
+        work_s = float(passes.forward_s.sum() + passes.backward_s.sum())
+        return work_s / (self.size * costs.devices)
+
+    @cached_property
+    def kinds(self) -> tuple[GraphCosts, ...]:
+        """The costs on the devices of each kind."""
+        return (self.costs, *self.others)
+
+    @cached_property
+    def _devices(self) -> int:
+        return sum(packed(kind, costs.devices) for kind, costs in enumerate(self.kinds))
 
     def _sample_s(self, stage: StageOfLayers) -> float:
-        asked = self.size, stage.replicas
-        return self.costs.sample_s(self.costs.stage(stage.layers, *asked, stage.recompute), *asked)
+        asked, costs = (self.size, stage.replicas), self.kinds[stage.kind]
+        return costs.sample_s(costs.stage(stage.layers, *asked, stage.recompute), *asked)
 
     def _rounds(self, samples: int, turn: int) -> int:
         """Return samples in flight as whole micro-batches of all replicas."""
@@ -144,7 +161,7 @@ class Partitioner:
             return [PartPlan(0, after, None)]
         key = (id(parts), first, after)
         if key not in self._suffixes:
-            self._suffixes[key] = best_of(self._suffix_plans(parts, first, after), self.costs.devices)
+            self._suffixes[key] = best_of(self._suffix_plans(parts, first, after), self._devices)
         return self._suffixes[key]
 
     def _suffix_plans(self, parts: tuple[Tree, ...], first: int, after: Front) -> Iterator[PartPlan]:
@@ -198,19 +215,18 @@ class Partitioner:
     def _stages(self, run: RunOfParts, after: Front, rest: PartPlan) -> list[PartPlan]:
         """Return a plan with this run as a stage for each degree at which it fits."""
         plans: list[PartPlan] = []
-        met = -1
+        met = 0
         for way in run.ways:
-            if way.degree == met or way.sample_s > self._limit_s:
+            if way.devices == met or way.sample_s > self._limit_s:
                 continue
             asked = after[way.degree]
             # A longer pipeline than the batch keeps the whole batch.
             in_flight = min(asked, self.costs.global_batch)
             kept = -(-in_flight // (self.size * self.degrees[way.degree]))
-            if way.resident_bytes + kept * way.kept_bytes <= self.costs.memory_bytes:
-                met = way.degree  # the fastest recomputation that fits
+            if way.resident_bytes + kept * way.kept_bytes <= self.kinds[way.kind].memory_bytes:
+                met = way.devices  # the fastest recomputation that fits
                 stages = Stages((run, way, in_flight), None, None, rest.stages)
-                devices = self.degrees[met] + rest.devices
-                plans.append(PartPlan(devices, self._before(asked, met), stages))
+                plans.append(PartPlan(met + rest.devices, self._before(asked, way.degree), stages))
         return plans
 
     def _run_of(self, layers: tuple[int, ...]) -> RunOfParts:
@@ -219,14 +235,15 @@ class Partitioner:
         if layers not in self._known_runs:
             ways: list[StageWay] = []
             least_s = fastest_s = float("inf")
-            for index, degree in enumerate(self.degrees):
-                for word in self.costs.recomputes(self.size):
-                    stage = self.costs.stage(layers, self.size, degree, word)
-                    sample_s = self.costs.sample_s(stage, self.size, degree)
+            for kind, (index, degree) in product(range(len(self.kinds)), enumerate(self.degrees)):
+                costs, devices = self.kinds[kind], packed(kind, degree)
+                for word in costs.recomputes(self.size):
+                    stage = costs.stage(layers, self.size, degree, word)
+                    sample_s = costs.sample_s(stage, self.size, degree)
                     least_s = min(least_s, stage.computed_s / (self.size * degree))
                     fastest_s = min(fastest_s, sample_s)
-                    resident_bytes = stage.resident_bytes + stage.taken_bytes
-                    ways.append(StageWay(index, word, sample_s, resident_bytes, stage.kept_bytes))
+                    held = stage.resident_bytes + stage.taken_bytes, stage.kept_bytes
+                    ways.append(StageWay(kind, index, devices, word, sample_s, *held))
             self._known_runs[layers] = RunOfParts(layers, tuple(ways), least_s, fastest_s)
         return self._known_runs[layers]
 
@@ -236,9 +253,7 @@ class Partitioner:
         """Return the best plans of branches side by side; stages of branches hold the fork and the join."""
         key = (id(parallel), after, fork, join)
         if key not in self._parallels:
-            self._parallels[key] = best_of(
-                self._parallel_plans(parallel, after, fork, join), self.costs.devices
-            )
+            self._parallels[key] = best_of(self._parallel_plans(parallel, after, fork, join), self._devices)
         return self._parallels[key]
 
     def _parallel_plans(
@@ -298,7 +313,7 @@ class Partitioner:
                 run = self._run_of(tuple(sorted(held)))
                 shared = self._stages(run, after, PartPlan(0, after, None))
                 plans += [beside(one, rest) for one in shared for rest in best[end]]
-            best[begin] = best_of(plans, self.costs.devices)
+            best[begin] = best_of(plans, self._devices)
         return best[0]
 
     def _branch(self, branch: Tree, after: Front) -> list[PartPlan]:

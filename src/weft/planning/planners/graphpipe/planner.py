@@ -2,9 +2,9 @@
 
 It partitions the series-parallel tree of the layers for every size of micro-batches. Either all stages have
 equally many replicas, or each has a number of its own. It also partitions the layers as a chain. A chain has
-their own order, or the order in which they may end. Its stages may have layers of several branches. The
-simulator ranks the partitions with the least estimates. So the answer is the better one of both kinds, and
-says so.
+their own order, or the order in which they may end. Its stages may have layers of several branches. On unlike
+devices, one more search knows the times and the memory of each kind. The simulator ranks the partitions with
+the least estimates. So the answer is the better one of graph and chain, and says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.errors import InputError
 from weft.moves.layout import refuse
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.graph_costs import GraphCosts, graph_costs
-from weft.planning.planners.graphpipe.part_plans import StageGraph
+from weft.planning.planners.graphpipe.part_plans import MOST_KINDS, StageGraph
 from weft.planning.planners.graphpipe.partitioner import Partitioner
 from weft.planning.planners.graphpipe.plans import (
     CHAIN_SCHEDULE,
@@ -45,7 +45,7 @@ from weft.planning.planners.graphpipe.series_parallel import decompose, earliest
 from weft.planning.planners.graphpipe.trees import Tree, joined
 from weft.planning.planners.graphpipe.unlike_devices import by_work, levelled
 from weft.planning.planners.homogeneous import rank_key
-from weft.planning.planners.part_clusters import problems_of, unlike_devices
+from weft.planning.planners.part_clusters import kinds_of, problems_of, unlike_devices
 from weft.planning.planners.simulated import judged_plan, prepare
 from weft.planning.planners.space import overlaps
 from weft.planning.problem import Problem
@@ -86,6 +86,8 @@ class GraphPipePlanner:
             Orders with backwards in two parts wait less at forks and joins.
         nearness: the longest step of a pipeline that is tried in these, over that of the fastest one.
         most_whole: the most stages of a plan that are tried with whole backwards, one after the other.
+        most_kinds: the most kinds of devices that a search tells apart, up to 3; with 1 none does.
+        kind_finalists: partitions of that search to simulate. Its estimates know no links between kinds.
     """
 
     name: ClassVar[str] = "graphpipe"
@@ -98,6 +100,8 @@ class GraphPipePlanner:
     )
     nearness: float = 1.25
     most_whole: int = 32
+    most_kinds: int = MOST_KINDS
+    kind_finalists: int = 8
 
     def space(self, problem: Problem) -> Iterator[Layout]:
         """Return the degrees and sizes of micro-batches; partitions add the stages."""
@@ -115,9 +119,19 @@ class GraphPipePlanner:
             refused = Candidate(layout=least, verdict=Verdict.REFUSED, reason=reason)
             return Ranking(problem=problem, candidates=(refused,))
         prepare(problem)
+        unlike = unlike_devices(problem.job.cluster)
         # The costs are those of the slowest devices, so plans without them may be better.
-        parts = problems_of(problem) if unlike_devices(problem.job.cluster) else (problem,)
+        parts = problems_of(problem) if unlike else (problem,)
         found = [one for part in parts if _has_room(part) for one in self._partitions(problem, part)]
+        candidates = self._improved(problem, found)
+        if unlike:
+            # Beside the others, whose improvements depend on the best of them.
+            candidates = [*candidates, *self._improved(problem, self._by_kind(problem))]
+            candidates = sorted(_once(candidates), key=rank_key(problem))
+        return Ranking(problem=problem, candidates=tuple(_told(problem, candidates)))
+
+    def _improved(self, problem: Problem, found: Sequence[Candidate]) -> list[Candidate]:
+        """Return partitions and changes of the best of them, the fastest first."""
         candidates = sorted(_once(found), key=rank_key(problem))
         if unlike_devices(problem.job.cluster):
             moved = [one for best in _pipelines(candidates) for one in self._by_speed(problem, best)]
@@ -126,10 +140,8 @@ class GraphPipePlanner:
         near = [one for one in pipelines if one.step_s <= self.nearness * pipelines[0].step_s]
         varied = [one for best in near for one in self._varied(problem, best)]
         candidates = sorted(_once([*candidates, *varied]), key=rank_key(problem))
-        candidates = sorted(
-            _once([*candidates, *self._partly_whole(problem, candidates)]), key=rank_key(problem)
-        )
-        return Ranking(problem=problem, candidates=tuple(_told(problem, candidates)))
+        whole = self._partly_whole(problem, candidates)
+        return sorted(_once([*candidates, *whole]), key=rank_key(problem))
 
     def _partitions(self, problem: Problem, part: Problem) -> list[Candidate]:
         """Return the best partitions on the first groups of a problem's nodes, simulated."""
@@ -139,6 +151,15 @@ class GraphPipePlanner:
         searches = [*map(search.alike, kinds), search.unlike(kinds[0])]
         found = [one for some in searches for one in search.simulated(some, self.finalists)]
         return [*found, *search.replicas()]
+
+    def _by_kind(self, problem: Problem) -> list[Candidate]:
+        """Return the best partitions with devices of one kind in each stage, simulated."""
+        kinds = kinds_of(problem)
+        if not 1 < len(kinds) <= self.most_kinds or not all(map(_has_room, kinds)):
+            return []
+        search = _PartitionSearch(self, problem, problem, kinds)
+        trees = search.chains[:1] if problem.job.graph.is_chain else [search.tree]
+        return search.simulated(search.alike(trees), self.kind_finalists)
 
     def _by_speed(self, problem: Problem, best: Candidate) -> Iterator[Candidate]:
         """Yield a simulated partition with most work on the fastest devices, and with layers moved there."""
@@ -180,13 +201,19 @@ class GraphPipePlanner:
 
 
 class _PartitionSearch:
-    """The partitions of one problem, which may be on a part of the nodes of the `whole` one."""
+    """The partitions of one problem, which may be on a part of the nodes of the `whole` one.
 
-    def __init__(self, planner: GraphPipePlanner, problem: Problem, whole: Problem) -> None:
+    With `kinds`, the problem on the devices of each kind alone, stages have the costs of their own kind.
+    """
+
+    def __init__(
+        self, planner: GraphPipePlanner, problem: Problem, whole: Problem, kinds: Sequence[Problem] = ()
+    ) -> None:
         self._planner, self._problem, self._whole = planner, problem, whole
-        self._costs: dict[tuple[int, Sharding, int], GraphCosts] = {}
+        self._kinds = kinds or [problem]
+        self._costs: dict[tuple[int, Sharding, int], list[GraphCosts]] = {}
         layers = range(len(problem.job.graph.layers))
-        first = self.costs_of(*next(degrees_of(problem)), "zero-0")
+        first = self.costs_of(*next(degrees_of(problem)), "zero-0")[0]
         costs = next(iter(first.passes.values()))
         seconds = dict(enumerate((costs.forward_s + costs.backward_s).tolist()))
         self.tree = decompose(layers, problem.job.graph.edges, seconds).tree
@@ -205,7 +232,7 @@ class _PartitionSearch:
         problem = self._problem
         if not may_deal(problem):
             return []
-        costs, tp = self.costs_of(problem.pins.tp or 1, 1, "zero-0"), problem.pins.tp or 1
+        (costs,), tp = self.costs_of(problem.pins.tp or 1, 1, "zero-0"), problem.pins.tp or 1
         known = {size: unlike_degrees(problem, costs, size) for size in costs.sizes}
         divide = {size: [one for one in known[size] if costs.devices % one == 0] for size in known}
         return [
@@ -242,8 +269,10 @@ class _PartitionSearch:
     def _search(self, tree: Tree, tp: int, dp: int, size: int, sharding: Sharding) -> _Degrees:
         costs, pp = self.costs_of(tp, dp, sharding), self._problem.pins.pp
         if pp is not None:
-            costs = replace(costs, devices=min(costs.devices, pp * dp))
-        return _Degrees(Partitioner(costs=costs, tree=tree, size=size, degrees=(dp,)), tp, sharding)
+            costs = [replace(one, devices=min(one.devices, pp * dp)) for one in costs]
+        first, *others = costs
+        partitioner = Partitioner(costs=first, others=(*others,), tree=tree, size=size, degrees=(dp,))
+        return _Degrees(partitioner, tp, sharding)
 
     def _partitioned(self, search: _Degrees, most_s: float) -> list[_Found]:
         """Return the best partition, sharded if it does not fit otherwise, if its step may take `most_s`."""
@@ -252,7 +281,7 @@ class _PartitionSearch:
             if sharding != search.sharding:
                 search = self._search(partitioner.tree, tp, dp, partitioner.size, sharding)
             every = [
-                _Found(*self._estimated(graph, search.partitioner.costs), graph, tp, sharding)
+                _Found(*self._estimated(graph, search.partitioner.kinds), graph, tp, sharding)
                 for graph in search.partitioner.improving(
                     most_s / self._problem.job.global_batch, self._planner.tolerance
                 )
@@ -270,7 +299,7 @@ class _PartitionSearch:
         stages, pinned = len(found.graph.stages), self._problem.pins.pp
         return pinned in (None, stages) and (tree is not self.tree or found.depth < stages)
 
-    def _estimated(self, found: StageGraph, costs: GraphCosts) -> tuple[float, int]:
+    def _estimated(self, found: StageGraph, kinds: Sequence[GraphCosts]) -> tuple[float, int]:
         """Return the seconds of a step, and the stages on the longest path.
 
         The slowest stage has work all the time, but while the others on the longest path fill.
@@ -279,18 +308,21 @@ class _PartitionSearch:
         stages = in_order(graph, found.stages)
         edges = edges_of(graph, [stage.layers for stage in stages])
         each_s = [
-            costs.stage(stage.layers, size, stage.replicas, stage.recompute).computed_s for stage in stages
+            kinds[stage.kind].stage(stage.layers, size, stage.replicas, stage.recompute).computed_s
+            for stage in stages
         ]
         filling_s = max(0.0, longest_path(edges, each_s) - max(each_s))
         step_s = found.sample_s * self._problem.job.global_batch + filling_s
         return step_s, round(longest_path(edges, [1.0] * len(stages)))
 
-    def costs_of(self, tp: int, dp: int, sharding: Sharding) -> GraphCosts:
-        """Return the costs of layers on `tp` ranks, with states that `dp` replicas share out."""
+    def costs_of(self, tp: int, dp: int, sharding: Sharding) -> list[GraphCosts]:
+        """Return by kind the costs of layers on `tp` ranks, with states that `dp` replicas share out."""
         key = (tp, sharding, 1 if sharding == "zero-0" else dp)
         if key not in self._costs:
             sizes = sizes_of(self._problem, self._problem.pins.dp or 1)
-            self._costs[key] = graph_costs(self._problem, sizes, tp=tp, sharding=sharding, dp=dp)
+            self._costs[key] = [
+                graph_costs(one, sizes, tp=tp, sharding=sharding, dp=dp) for one in self._kinds
+            ]
         return self._costs[key]
 
     def _judged(self, found: _Found) -> Candidate:
@@ -303,8 +335,10 @@ class _PartitionSearch:
     def _degrees_and_sizes(self) -> Iterator[tuple[int, int, int]]:
         """Yield (tp, dp, micro-batch size), but for sizes that a profile was not measured at."""
         for tp, dp in degrees_of(self._problem):
-            known = self.costs_of(tp, dp, "zero-0").sizes
-            yield from ((tp, dp, size) for size in sizes_of(self._problem, dp) if size in known)
+            known = [costs.sizes for costs in self.costs_of(tp, dp, "zero-0")]
+            for size in sizes_of(self._problem, dp):
+                if all(size in sizes for sizes in known):
+                    yield tp, dp, size
 
     def _shardings(self, dp: int) -> tuple[Sharding, ...]:
         pinned, job = self._problem.pins.sharding, self._problem.job
@@ -325,7 +359,7 @@ def _pipelines(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [one for one in fitting if one.plan is not None and len(one.plan.stages) > 1]
 
 
-def _once(candidates: list[Candidate]) -> list[Candidate]:
+def _once(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates without repeated plans."""
     return list({one.plan.plan_id if one.plan else str(id(one)): one for one in candidates}.values())
 

@@ -33,12 +33,11 @@ def plan_of(
     stages, pins = found.stages if in_a_row else in_order(problem.job.graph, found.stages), problem.pins
     edges = edges_of(problem.job.graph, [stage.layers for stage in stages])
     branches = not in_a_row and longest_path(edges, [1.0] * len(stages)) < len(stages)
-    replicas = [stage.replicas for stage in stages]
-    alike = len(set(replicas)) == 1
+    alike = len({(stage.replicas, stage.kind) for stage in stages}) == 1
     layout = Layout(
         # The layout of unlike stages has all decisions but the stages.
         pp=len(stages) if alike else 1,
-        dp=max(replicas),
+        dp=max(stage.replicas for stage in stages),
         tp=tp,
         loops=1,
         micro_batch_size=found.micro_batch_size,
@@ -49,7 +48,7 @@ def plan_of(
     )
     plan = build_plan(problem.job, layout, [1.0] * len(problem.job.graph.layers))
     if not alike:
-        plan = plan.model_copy(update=_dealt(plan, replicas, tp))
+        plan = plan.model_copy(update=_dealt(plan, stages, tp))
     own = [
         placed.model_copy(update={"layers": stage.layers, "recompute": stage.recompute})
         for placed, stage in zip(plan.stages, stages, strict=True)
@@ -57,14 +56,16 @@ def plan_of(
     return plan.model_copy(update={"stages": tuple(own)})
 
 
-def _dealt(plan: Plan, replicas: Sequence[int], tp: int) -> dict[str, object]:
+def _dealt(plan: Plan, stages: Sequence[StageOfLayers], tp: int) -> dict[str, object]:
     """Return a mesh, and equal stages with so many replicas of `tp` neighbouring ranks.
 
-    Stages with more replicas have lower ranks. So replicas lie on few nodes, if numbers are powers of two.
+    Earlier kinds of devices have lower ranks. Of one kind, stages with more replicas do. So replicas lie on
+    few nodes, if numbers are powers of two.
     """
+    replicas = [stage.replicas for stage in stages]
     pipelines, ranks = gcd(*replicas), count()
     placed: dict[int, Stage] = {}
-    for index in sorted(range(len(replicas)), key=lambda one: -replicas[one]):
+    for index in sorted(range(len(replicas)), key=lambda one: (stages[one].kind, -replicas[one])):
         share = plan.micro_batches // replicas[index]
         copies = (Replica(ranks=(*islice(ranks, tp),), micro_batches=share) for _ in range(replicas[index]))
         placed[index] = Stage(layers=plan.stages[0].layers, replicas=tuple(copies))
