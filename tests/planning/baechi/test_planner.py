@@ -35,9 +35,9 @@ def problem(
 
 def test_a_placement_of_one_micro_batch_takes_the_time_of_its_makespan() -> None:
     """The placer's clock is that of the simulator, but for the rounding of ticks."""
-    ranking = get_planner("m-etf").search(problem(micro_batch_size=64, dp=1))
+    ranking = get_planner("m-sct").search(problem(micro_batch_size=64, dp=1))
     best = ranking.fitting[0]
-    told = re.match(r"m-etf: ([\d.]+) ms for a micro-batch", best.reason)
+    told = re.match(r"m-sct: ([\d.]+) ms for a micro-batch", best.reason)
     assert told is not None
     assert best.step_s == pytest.approx(float(told[1]) / 1e3, rel=5e-3)
 

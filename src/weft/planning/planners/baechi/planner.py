@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from weft.describe.layout import Layout
 from weft.errors import InputError
 from weft.moves.layout import refuse
+from weft.planning.placement.limits import placed_within_limits
 from weft.planning.placement.placers import BAECHI, get_placer
 from weft.planning.placement.preparation import CoPlacement, prepared
-from weft.planning.planners.baechi.inputs import PlacementInputs, questions
+from weft.planning.planners.baechi.inputs import PlacementInputs, PlacementQuestion, questions
 from weft.planning.planners.baechi.plans import Judged, PlacedStages, changes
 from weft.planning.planners.base import Candidate, Ranking, Verdict
 from weft.planning.planners.graphpipe.questions import (
@@ -88,8 +90,14 @@ class PlacementPlanner:
         for placers in (self.placers, self.otherwise):
             if not any(candidate.verdict is Verdict.FITS for candidate, _ in known):
                 found, reasons = self._placements(every, placers)
-                best = sorted(found, key=lambda one: one.estimate_s)[: self.finalists]
-                known += [(one.judged(), one) for one in best]
+                # Those under limits are many; in one list they would crowd out the others.
+                groups = [found, _within_limits(every)] if "m-etf" in placers else [found]
+                best = {
+                    one.decided: one
+                    for group in groups
+                    for one in sorted(group, key=lambda one: one.estimate_s)[: self.finalists]
+                }
+                known += [(one.judged(), one) for one in best.values()]
                 refused += reasons
         known += self._changed(problem, known)
         return [*(candidate for candidate, _ in known), *refused]
@@ -100,21 +108,19 @@ class PlacementPlanner:
         """Return different placements by all ways, and one refusal for each reason."""
         found: dict[object, PlacedStages] = {}
         refused: dict[str, Candidate] = {}
-        for question in (one for inputs in every for one in questions(inputs)):
+        for question, co_placement in _asked(every):
             devices = question.inputs.devices
-            small = question.graph.operators <= MOST_ALONE
-            for co_placement in CO_PLACEMENTS if small else CO_PLACEMENTS[:2]:
-                reduced = prepared(question.graph, devices, co_placement)
-                for way in placers:
-                    try:
-                        placement = get_placer(way)(reduced.fused, devices)
-                    except InputError as error:
-                        reason = f"{way}: {error.violations[0].problem}"
-                        refused.setdefault(reason, Candidate(verdict=Verdict.REFUSED, reason=reason))
-                        continue
-                    for at_messages in (False, True):
-                        one = PlacedStages(question, reduced, placement, way, at_messages)
-                        found.setdefault(one.decided, one)
+            reduced = prepared(question.graph, devices, co_placement)
+            for way in placers:
+                try:
+                    placement = get_placer(way)(reduced.fused, devices)
+                except InputError as error:
+                    reason = f"{way}: {error.violations[0].problem}"
+                    refused.setdefault(reason, Candidate(verdict=Verdict.REFUSED, reason=reason))
+                    continue
+                for at_messages in (False, True):
+                    one = PlacedStages(question, reduced, placement, way, at_messages)
+                    found.setdefault(one.decided, one)
         return [*found.values()], [*refused.values()]
 
     def _changed(self, problem: Problem, known: Sequence[Judged]) -> list[Judged]:
@@ -125,6 +131,24 @@ class PlacementPlanner:
         return [
             tried for start in starts for tried, better in changes(problem, start, self.changes) if better
         ]
+
+
+def _asked(every: Sequence[PlacementInputs]) -> Iterator[tuple[PlacementQuestion, CoPlacement]]:
+    """Yield every question, with each way to join its operators."""
+    for question in (one for inputs in every for one in questions(inputs)):
+        small = question.graph.operators <= MOST_ALONE
+        yield from ((question, one) for one in (CO_PLACEMENTS if small else CO_PLACEMENTS[:2]))
+
+
+def _within_limits(every: Sequence[PlacementInputs]) -> list[PlacedStages]:
+    """Return different placements by m-ETF under limits of memory."""
+    found: dict[object, PlacedStages] = {}
+    for question, co_placement in _asked(every):
+        placed = placed_within_limits(question.graph, question.inputs.devices, co_placement)
+        for (reduced, placement), at_messages in product(placed, (False, True)):
+            one = PlacedStages(question, reduced, placement, "m-etf", at_messages)
+            found.setdefault(one.decided, one)
+    return [*found.values()]
 
 
 # Baechi's three ways, and small changes of the best placement.

@@ -1,0 +1,56 @@
+"""m-ETF under limits of memory: where memory shrinks, it loses no placement that still fits.
+
+Groups are as large as memory allows, and list scheduling has anomalies. So m-ETF alone may place worse with
+more memory, and with less. Here limits make the groups, and they do not depend on the memory of the devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from weft.errors import InputError
+from weft.planning.placement.board import Placement
+from weft.planning.placement.graph import Devices, OperatorGraph
+from weft.planning.placement.list_scheduler import earliest_task_first
+from weft.planning.placement.preparation import CoPlacement, PreparedGraph, prepared
+from weft.program.arrays import Ints
+
+# Memory of all devices together over the bytes that one device would need for all, besides no limit.
+LIMITS = (2.4, 1.7, 1.2)
+
+
+def placed_within_limits(
+    graph: OperatorGraph, devices: Devices, co_placement: CoPlacement = "readers"
+) -> list[tuple[PreparedGraph, Placement]]:
+    """Return m-ETF's placements under limits, each with the graph that was prepared for its limit.
+
+    Each limit makes groups. Operators are placed within the limit, or within the memory of the devices where
+    they have less.
+    """
+    found: list[tuple[PreparedGraph, Placement]] = []
+    known: dict[bytes, Placement] = {}
+    for limit_bytes in _limits(graph, devices):
+        reduced = prepared(graph, replace(devices, memory_bytes=limit_bytes), co_placement)
+        within = replace(devices, memory_bytes=np.minimum(limit_bytes, devices.memory_bytes))
+        same = known.get(groups := reduced.original.groups.tobytes())
+        # Among the same groups, m-ETF chooses the same as long as its choices fit.
+        if same is not None and (same.peak_bytes <= within.memory_bytes).all():
+            continue
+        try:
+            known[groups] = earliest_task_first(reduced.fused, within)
+        except InputError:
+            continue
+        found.append((reduced, known[groups]))
+    return found
+
+
+def _limits(graph: OperatorGraph, devices: Devices) -> Iterator[Ints]:
+    """Yield the bytes of each device under each limit, in proportion to their memory."""
+    need = int(graph.permanent_bytes.sum()) + int(graph.temporary_bytes.max(initial=0))
+    shares = devices.memory_bytes / max(int(devices.memory_bytes.sum()), 1)
+    yield np.full(devices.count, np.iinfo(np.int64).max // devices.count)
+    for limit in LIMITS:
+        yield np.floor(limit * need * shares).astype(np.int64)
