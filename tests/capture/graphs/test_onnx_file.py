@@ -134,7 +134,11 @@ def file_of(
     onnx = pytest.importorskip("onnx")
     helper, floating = onnx.helper, onnx.TensorProto.FLOAT
     nodes = [
-        helper.make_node(operator, inputs, [str(place)], **{"name": f"/{place}/{operator}", **options})
+        helper.make_node(
+            operator,
+            inputs,
+            **{"outputs": [str(place)], "name": f"/{place}/{operator}", **options},
+        )
         for place, (operator, inputs, options) in enumerate(steps)
     ]
     ends = [
@@ -142,8 +146,12 @@ def file_of(
         for name, shape in (("samples", samples), (nodes[-1].output[0], result))
     ]
     weight = helper.make_tensor("weight", floating, [4, 4], [0.5] * 16)
-    axis = helper.make_tensor("axis", onnx.TensorProto.INT64, [1], [0])
-    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [weight, axis])
+    numbers = {"axis": [0], "row": [-1], "halves": [-1, 2, 2], "columns": [2, -1]}
+    ones = helper.make_tensor("ones", floating, [4], [1.0] * 4)
+    constants = [
+        helper.make_tensor(name, onnx.TensorProto.INT64, [len(one)], one) for name, one in numbers.items()
+    ]
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [weight, ones, *constants])
     versions = [helper.make_opsetid(*one) for one in (("", version), ("own", 1))]
     onnx.save(helper.make_model(graph, opset_imports=versions), str(path))
     return path
@@ -209,6 +217,17 @@ MIXING: dict[str, list[Step]] = {
         ("Transpose", ["0"], {"perm": [1, 0]}),
         ("ReduceMean", ["1"], {"axes": [1]}),
     ],
+    "a mean behind a view that joins axes": [
+        ("Reshape", ["0", "row"], {}),
+        ("Softmax", ["1"], {"axis": 0}),
+    ],
+    "a softmax behind joined axes that are split and moved": [
+        ("Reshape", ["0", "row"], {}),
+        ("Reshape", ["1", "halves"], {}),
+        ("Transpose", ["2"], {"perm": [2, 0, 1]}),
+        ("Softmax", ["3"], {"axis": 1}),
+    ],
+    "a norm over all axes": [("LayerNormalization", ["0", "0"], {"axis": 0})],
     "products of all pairs": [("Transpose", ["0"], {}), ("MatMul", ["0", "1"], {})],
     "products over samples": [("Transpose", ["0"], {}), ("MatMul", ["1", "0"], {})],
 }
@@ -241,11 +260,41 @@ def test_operators_that_mix_samples_are_refused(name: str, batch: str | int, tmp
             ("Unsqueeze", ["0", "axis"], {}),
             ("ReduceSum", ["1", "axis"], {"keepdims": 0}),
         ],
+        [
+            ("Reshape", ["0", "row"], {}),
+            ("Reshape", ["1", "halves"], {}),
+            ("Transpose", ["2"], {"perm": [2, 0, 1]}),
+            ("Softmax", ["3"], {"axis": 2}),
+            ("ReduceMean", ["4"], {"axes": [0, 2], "keepdims": 0}),
+        ],
     ],
 )
 def test_operators_along_other_axes_are_read(steps: list[Step], batch: str | int, tmp_path: Path) -> None:
     path = file_of(tmp_path / "model.onnx", PRODUCT, *steps, samples=(batch, 4), result=None)
     assert read_onnx(path, "operator").parameters() == 16
+
+
+TRAINED: Step = (
+    "BatchNormalization",
+    ["0", "ones", "ones", "ones", "ones"],
+    {"training_mode": 1, "outputs": ["1", "mean", "variance"]},
+)
+
+
+@pytest.mark.parametrize(("version", "options"), [(17, TRAINED[2]), (9, {"outputs": ["1", "mean"]})])
+def test_batch_norms_in_training_mode_are_refused(
+    version: int, options: dict[str, object], tmp_path: Path
+) -> None:
+    make = partial(file_of, tmp_path / "model.onnx", PRODUCT, result=None, version=version)
+    problem = "operator BatchNormalization (/1/BatchNormalization) is in training mode"
+    assert problem in refused(make((*TRAINED[:2], options)))
+    read_onnx(make((*TRAINED[:2], {})), "operator")
+
+
+def test_a_view_that_leaves_samples_nowhere_is_refused(tmp_path: Path) -> None:
+    make = partial(file_of, tmp_path / "model.onnx", PRODUCT, result=None)
+    problem = "operator Reshape (/1/Reshape) leaves the samples of a batch on no axis that weft can follow"
+    assert problem in refused(make(("Reshape", ["0", "columns"], {})))
 
 
 def test_flags_of_values_cost_memory_traffic_alone(tmp_path: Path) -> None:
@@ -277,7 +326,7 @@ def test_a_softmax_of_old_versions_has_another_axis(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch", ["batch", 1, 3])
 def test_a_result_with_samples_on_another_axis_is_refused(batch: str | int, tmp_path: Path) -> None:
     make = partial(file_of, tmp_path / "model.onnx", PRODUCT, samples=(batch, 4), result=None)
-    size = 1 if batch == "batch" else batch
+    size = 3 if batch == "batch" else batch
     line = "result 1 of shape {} has no samples on its first axis"
     assert line.format([4, size]) in refused(make(("Transpose", ["0"], {})))
     assert line.format([1, size, 4]) in refused(make(("Unsqueeze", ["0", "axis"], {})))
@@ -317,10 +366,10 @@ def test_an_operator_of_a_domain_without_a_version_is_refused_by_name(tmp_path: 
 
 def test_an_operator_on_impossible_shapes_is_named_with_them(tmp_path: Path) -> None:
     path = file_of(tmp_path / "model.onnx", ("Relu", ["samples"], {}), PRODUCT, samples=("batch", 5))
-    problem = "operator MatMul (/1/MatMul) of samples [1, 5] and weight [4, 4] cannot be computed: "
+    problem = "operator MatMul (/1/MatMul) of samples [3, 5] and weight [4, 4] cannot be computed: "
     assert problem in refused(path)
     path = file_of(tmp_path / "model.onnx", PRODUCT, ("MatMul", ["absent", "0"], {}), result=None)
-    assert "MatMul (/1/MatMul) of absent of unknown shape and 0 [1, 4] cannot be computed" in refused(path)
+    assert "MatMul (/1/MatMul) of absent of unknown shape and 0 [3, 4] cannot be computed" in refused(path)
 
 
 def test_without_the_package_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from weft.capture.graphs.joining import common_path, joined, unused_name
-from weft.capture.graphs.sample_axes import SampleAxes
+from weft.capture.graphs.sample_axes import Place, SampleAxes
 from weft.describe.amount import Amount
 from weft.describe.families.transformer import passes
 from weft.describe.layer import Layer, Matmul, distinct_kinds, sample_product
@@ -129,6 +129,10 @@ _OF_INPUTS = [
     "ReduceL2",
     "Resize",
 ]
+_KNOWN = (*_VIEWS, *_PRODUCTS, *_RECURRENT, *_OF_RESULT, *_OF_NOTHING, *_OF_INPUTS)
+# A batch without a size gets one that few other sizes are multiples of.
+_SAMPLES = 3
+_TRAINING_MODE = 14  # Before this version of operators, a batch norm that trains has several results.
 _BLOCK = re.compile(r"(^|[._])\d+$")
 
 
@@ -180,7 +184,7 @@ class _OnnxGraph:
             raise InputError(
                 Violation(self._where, f"no ONNX file: {type(error).__name__}: {line}")
             ) from None
-        self.graph = inferred.graph
+        self.graph, self._versions = inferred.graph, model.opset_import
         values = (*self.graph.input, *self.graph.value_info, *self.graph.output)
         self._shapes = {one.name: self._shape_of(one) for one in values}
         self._kinds = {one.name: one.type.tensor_type.elem_type for one in values}
@@ -201,16 +205,16 @@ class _OnnxGraph:
         self.operators = list(self._operators())
         if any(self._shapes.get(name) is None for node in self.graph.node for name in node.output if name):
             self._evaluate(model)
-        self._axes = SampleAxes(model, self._shapes, self.inputs, self.samples)
+        self._places = SampleAxes(model, self._shapes, self.inputs, self.samples, _KNOWN)
         for node in self.graph.node:
-            if self._axes.mixes(node):
-                raise self._refuse(f"{_named(node)} mixes the samples of a batch; no split of it is equal")
+            if (problem := self._places.problem(node)) is not None:
+                raise self._refuse(f"{_named(node)} {problem}")
 
     def _refuse(self, problem: str) -> InputError:
         return InputError(Violation(self._where, problem))
 
     def _sized_inputs(self, graph: Any) -> list[str]:
-        """Give each input one sample if its batch has no size, and return the inputs' names."""
+        """Give each input few samples if its batch has no size, and return the inputs' names."""
         constants = {one.name for one in graph.initializer}
         inputs = [one for one in graph.input if one.name not in constants]
         for one in inputs:
@@ -218,7 +222,7 @@ class _OnnxGraph:
             if not axes:
                 raise self._refuse(f"input {one.name} has no axis of samples")
             if not axes[0].dim_value:
-                axes[0].dim_value = 1
+                axes[0].dim_value = _SAMPLES
             if unsized := [axis.dim_param for axis in axes if not axis.dim_value]:
                 raise self._refuse(
                     f"input {one.name} has an axis {unsized[0]!r} without a size; export it with one"
@@ -285,6 +289,9 @@ class _OnnxGraph:
             given = frozenset[str]().union(*(self._given.get(name, frozenset()) for name in read))
             if node.op_type == "BatchNormalization":
                 given -= set(node.input[3:])
+                if self._trains(node):
+                    problem = "is in training mode and mixes the samples of a batch"
+                    raise self._refuse(f"{_named(node)} {problem}; export the model in eval()")
             bases = [self._base[name] for name in read if name in self._base]
             if node.op_type in _SIZES:
                 continue
@@ -299,11 +306,16 @@ class _OnnxGraph:
                 self._read |= dict.fromkeys(node.output, samples)
                 self._given |= dict.fromkeys(node.output, given)
 
+    def _trains(self, node: Any) -> bool:
+        """Return whether a batch norm takes its statistics from the batch."""
+        if max((one.version for one in self._versions if not one.domain), default=0) < _TRAINING_MODE:
+            return sum(map(bool, node.output)) > 1
+        return any(one.name == "training_mode" and one.i for one in node.attribute)
+
     def _operator(
         self, node: Any, bases: Sequence[str], samples: frozenset[int], given: frozenset[str]
     ) -> _Operator:
-        known = (*_VIEWS, *_PRODUCTS, *_RECURRENT, *_OF_RESULT, *_OF_NOTHING, *_OF_INPUTS)
-        if node.op_type not in known or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in _KNOWN or node.domain not in ("", "ai.onnx"):
             raise self._refuse(f"{_named(node)} has no known cost")
         return _Operator(
             name=_path(node),
@@ -326,7 +338,7 @@ class _OnnxGraph:
         if len(ends) != 1 or ends[0] not in self._base:
             raise self._refuse(f"{len(ends)} results; needed: one, which follows from inputs and parameters")
         shape = self.shape(ends[0])
-        if shape[:1] != (self.samples,) or self._axes.get(ends[0]):
+        if shape[:1] != (self.samples,) or self._places.get(ends[0]) not in (None, Place(0)):
             raise self._refuse(f"result {ends[0]} of shape {list(shape)} has no samples on its first axis")
         needed = self._leading_to(self._maker[self._base[ends[0]]])
         operators = [self.operators[number] for number in needed]
