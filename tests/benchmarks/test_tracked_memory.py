@@ -9,6 +9,8 @@ from tracked import FOREACH, TrackedStep, predicted, tracked
 from tracked_memory import MODELS, SHAPES, TARGET, resized
 
 from weft.describe.convolutional_models import convolutional_config
+from weft.describe.plan import RECOMPUTES
+from weft.methods.expert_exchanges.program import WAYS
 
 SMALL = {"hidden": 128, "heads": 4, "key_value_heads": 4, "layers": 2, "feed_forward": 384}
 TINY = {name: replace(MODELS[name], **SMALL) for name in ("gpt", "llama", "bert", "vit")}
@@ -59,6 +61,20 @@ ROWS = [
         )
         for precision, level in (("fp32", "zero-1"), ("bf16", "zero-2"), ("bf16", "zero-3"))
     ),
+]
+
+
+# Rows of experts lie at borders of segments, and are not made again.
+IN_SEGMENTS = [
+    TrackedStep(
+        model=resized(MODELS["mixtral"], vocabulary=256, sequence=1024),
+        precision="bf16",
+        recompute=recompute,
+        expert_parallel=2,
+        exchanges=exchanges,
+    )
+    for recompute in RECOMPUTES
+    for exchanges in WAYS[:2]
 ]
 
 
@@ -114,3 +130,12 @@ def test_a_recomputed_layer_runs_after_its_gradient_is_gathered() -> None:
     model = replace(TINY["gpt"], heads=8, key_value_heads=8, **LONG)
     step = TrackedStep(model=model, recompute="full", tensor_parallel=8)
     assert predicted(step).peak_bytes == pytest.approx(tracked(step).peak_bytes, rel=0.03)
+
+
+@pytest.mark.parametrize("step", IN_SEGMENTS, ids=lambda step: f"{step.recompute} {step.exchanges}")
+def test_each_row_of_an_expert_is_counted_once(step: TrackedStep) -> None:
+    """Without the bytes between steps, which would hide the rows."""
+    found, told = tracked(step), predicted(step)
+    assert told.resident_bytes == pytest.approx(found.resident_bytes, rel=0.002)
+    comes = found.peak_bytes - found.resident_bytes
+    assert told.peak_bytes - told.resident_bytes == pytest.approx(comes, rel=TARGET)

@@ -6,12 +6,13 @@ import numpy as np
 
 from weft.describe.device import Device
 from weft.describe.expert_pieces import expert_pieces
+from weft.methods.expert_exchanges.memory import rows_kept, taken_bytes
 from weft.methods.expert_exchanges.program import NAME
 from weft.predict.cost.exchanges import COUNT_BYTES, Exchanges, expert_exchanges
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares
-from weft.predict.cost.residency import LiveBytes, kept_by_segments
+from weft.predict.cost.residency import LiveBytes
 from weft.program.arrays import Ints
 
 _all_to_all = collective_hook(lambda pricing: Network.all_to_all)
@@ -48,23 +49,11 @@ def _left(pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> E
     return expert_exchanges(plan, model.graph, model.network, stage, rows=False)(ranks)
 
 
-def _rows_kept(pricing: Pricing) -> Ints:
-    """Return the changes of bytes by the rows on both sides of experts, and the sums of shared experts."""
-    plan, graph = pricing.plan, pricing.model.graph
-
-    def elements(stage: int) -> float:
-        shape = plan.shape(stage)
-        rows, tokens = graph.amounts("dispatched", shape), graph.amounts("sent", shape)
-        return sum(2 * rows[layer] + tokens[layer] for layer in plan.stages[stage].layers if rows[layer])
-
-    return kept_by_segments(pricing, NAME, elements)
-
-
 COSTS = (
     CostOf(kind="expert_dispatch", hook=_dispatch),
     CostOf(kind="expert_combine", hook=_all_to_all),
     CostOf(kind="expert_combine_backward", hook=_all_to_all),
     CostOf(kind="expert_dispatch_backward", hook=_all_to_all),
-    SegmentShares(method=NAME, shares=_shares, left=_left),
-    LiveBytes(what="rows kept at borders", hook=_rows_kept),
+    SegmentShares(method=NAME, shares=_shares, left=_left, taken=taken_bytes),
+    LiveBytes(what="rows kept at borders", hook=rows_kept),
 )

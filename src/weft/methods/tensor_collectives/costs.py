@@ -66,7 +66,7 @@ def _values_kept(pricing: Pricing) -> Ints:
     def elements(stage: int) -> float:
         shape = plan.shape(stage)
         found = 0.0
-        for layer in plan.stages[stage].layers:
+        for layer in plan.stages[stage].layers if plan.stages[stage].recompute != "none" else ():
             borders = cut_of(graph.layers[layer]).borders
             ends = [one.elements(shape) / shape.sequence_parallel for one in borders if not one.enters]
             found += sum(one.elements(shape) for one in borders if one.enters) + sum(ends) + sum(ends[1:])

@@ -77,11 +77,14 @@ class SegmentShares:
     Attributes:
         shares: of a stage on a device.
         left: the exchanges that stay inside computations, given a stage, a replica and its exchanges.
+        taken: the most bytes that a segment of a backward pass takes, of a stage on a device; None: as many
+            as the whole pass.
     """
 
     method: str
     shares: Callable[[Pricing, int, Device], StageShares]
     left: Callable[[Pricing, int, int, Exchanges], Exchanges]
+    taken: Callable[[Pricing, int, Device], float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +192,17 @@ class Pricing:
         """Return the seconds of the exchanges inside a replica's computations."""
         exchanges = self.placed.exchanges_of(stage, replica)
         return exchanges if self._segmented is None else self._segmented.left(self, stage, replica, exchanges)
+
+    @cached_property
+    def taken_bytes(self) -> Ints:
+        """The most bytes that a backward pass takes beside those it keeps; shape (stages, device sets)."""
+        taken = None if self._segmented is None else self._segmented.priced.taken
+        if taken is None:
+            return self.placed.taken_bytes
+        table, sets = self.placed.taken_bytes.copy(), self.placed.device_sets
+        for stage, devices in self.placed.places:
+            table[stage, devices] = round(max(taken(self, stage, one) for one in sets[devices]))
+        return table
 
     @cached_property
     def _segmented(self) -> SegmentedTimes | None:

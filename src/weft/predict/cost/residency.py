@@ -151,7 +151,7 @@ def working_bytes(pricing: Pricing) -> Ints:
     columns = pricing.program.columns
     working = np.zeros(len(columns), dtype=np.int64)
     if pricing.program.obligations.purpose == "train":
-        taken = with_slack(pricing.placed.taken_bytes)
+        taken = with_slack(pricing.taken_bytes)
         rows = np.flatnonzero(is_any_of(columns.kind, _BACKWARDS))
         sets = pricing.placed.device_set_of_rank[columns.rank[rows]]
         working[rows] = taken[columns.stage[rows], sets]
@@ -189,20 +189,20 @@ def _border_changes(pricing: Pricing) -> Ints:
 
 
 def kept_by_segments(pricing: Pricing, method: str, elements: Callable[[int], float]) -> Ints:
-    """Return the changes of bytes by what recomputing segments of a method keep, besides inputs of layers.
+    """Return the changes of bytes by what segments of a method keep, besides what whole passes do.
 
-    `elements` are those that a micro-batch keeps in a stage. A stage keeps at most what it keeps without
-    recomputation.
+    `elements` are those that a micro-batch keeps in a stage. A stage that recomputes keeps at most what it
+    keeps without recomputation. The input part of a backward pass makes all of that again.
     """
     plan, placed, columns = pricing.plan, pricing.placed, pricing.program.columns
     change = np.zeros(len(columns), dtype=np.int64)
     if cutter_of(pricing.program.obligations.methods) != method:
         return change
-    again = [one.recompute != "none" for one in plan.stages]
-    size = [plan.element_bytes * round(elements(stage)) * again[stage] for stage in range(len(again))]
+    again = np.array([[one.recompute != "none"] for one in plan.stages])
+    size = np.array([[plan.element_bytes * round(elements(stage))] for stage in range(len(again))])
     spared = placed.kept_without_recomputation - placed.kept_bytes
-    more = with_slack(np.minimum(np.array(size)[:, np.newaxis], spared))
-    for kind, sign in ((FORWARD, 1), (BACKWARD, -1)):
+    more = with_slack(np.where(again, np.minimum(size, spared), size))
+    for kind, sign in ((FORWARD, 1), (BACKWARD, -1), (BACKWARD_INPUT, -1)):
         rows = np.flatnonzero(columns.kind == kind)
         change[rows] = sign * more[columns.stage[rows], placed.device_set_of_rank[columns.rank[rows]]]
     return change
