@@ -17,7 +17,6 @@ from weft.program.schedules import splits_backward
 from weft.program.segments import Axis
 
 INSIDE = "inside"
-_IN_PARTS = "the parts are those of a whole stage, not of its segments"
 # The fields of layouts for the axes of a `ReplicaGrid`, and their names in the table of refusals.
 _FIELDS: Mapping[Axis, str] = {"tensor": "tp", "context": "cp", "expert": "ep"}
 
@@ -31,12 +30,14 @@ class Cutter:
         axis: of each replica's grid; with one rank along it, the method does nothing.
         ways: the words, `inside` first.
         apart: the axes that the method refuses, with reasons.
+        whole: the reason why it refuses backward passes in two parts; None: their input parts are cut.
     """
 
     name: str
     axis: Axis
     ways: tuple[str, ...]
     apart: Mapping[Axis, str]
+    whole: str | None = None
 
     def way_of(self, plan: Plan) -> str:
         """Return a plan's way.
@@ -69,16 +70,17 @@ class Cutter:
     @property
     def compositions(self) -> tuple[Composition, ...]:
         """The layouts that the method refuses."""
+        apart = tuple(self._without(axis, reason) for axis, reason in self.apart.items())
+        if self.whole is None:
+            return apart
 
         def in_parts(job: Job, layout: Layout) -> str | None:
             if not self._asked(job, layout) or not splits_backward(layout.schedule, layout.pp):
                 return None
             return f"{self.name}: {layout.schedule} runs backward passes in two parts; nearest schedule: 1f1b"
 
-        halves = Composition(
-            method=self.name, other="backward passes in two parts", reason=_IN_PARTS, refuse=in_parts
-        )
-        return (*(self._without(axis, reason) for axis, reason in self.apart.items()), halves)
+        other = "backward passes in two parts"
+        return (*apart, Composition(method=self.name, other=other, reason=self.whole, refuse=in_parts))
 
     def move(self, way: str, name: str, summary: str, source: str) -> Move:
         """Return the move to one of the ways."""

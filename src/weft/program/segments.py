@@ -4,7 +4,8 @@ A forward pass runs its segments in order, a backward pass in reverse. Segments 
 forward order; border b lies between segments b and b + 1. The last segment of a pass is the `forward`
 (segment n - 1) or `backward` (segment 0) itself. It completes the values that others wait for. Every
 segment before it is a row of its own, and so is the collective of every border. A backward segment may be
-split: its input part comes before the collective, its weight part overlaps with it.
+split: its input part comes before the collective, its weight part overlaps with it. Where an order splits
+backward passes, the last segment is `backward_input`, and `backward_weight` has the weight parts of all.
 
 A method declares the cuts of its stages (`CutInSegments`) and registers the kinds of its collectives
 (`border_kind`).
@@ -132,6 +133,13 @@ def border_ahead(program: Program, rows: Ints) -> Places:
     return _at(rows, program.columns.part[rows] - 1, _borders(program, rows, backward=True))
 
 
+def behind_first(program: Program, rows: Ints) -> Places:
+    """Return all segments of each row's pass but the first, whose weights the row's pass has left."""
+    borders = _borders(program, rows, backward=True)
+    part = np.arange(borders.sum()) - np.repeat(borders.cumsum() - borders, borders)
+    return Places(np.repeat(rows, borders), {"part": part + 1})
+
+
 def _first(program: Program, rows: Ints) -> Ints:
     """Return the rows of first segments, with which forward passes begin."""
     first: Ints = rows[program.columns.part[rows] == 0]
@@ -182,7 +190,10 @@ WEIGHT_SEGMENT = computation("weight_segment", "Ws", (_FOR_WEIGHT,), ("weight_gr
 # A method that cuts stages contributes these: the row that completes a pass reads from the last border.
 USES = (
     AddedUses(kinds=("forward",), reads=(_CROSSED,)),
-    AddedUses(kinds=("backward",), reads=(_CROSSED_BACK,)),
+    AddedUses(kinds=("backward", "backward_input"), reads=(_CROSSED_BACK,)),
+    AddedUses(
+        kinds=("backward_weight",), reads=(Read("segment_for_weight", at=behind_first, consumes=True),)
+    ),
 )
 
 

@@ -45,6 +45,10 @@ ROWS = (
     BALANCED(ep=2, recompute="full", methods=(Balances("sequence", ranks=2), INTERLEAVED)),
     # A router that has run again has also decided for the next mixture's root.
     Row(SHORT("qwen2_moe"), "1f1b", ep=2, recompute="full", methods=(Balances("sequence", ranks=2), BETWEEN)),
+    # Backward passes in two parts, whose input parts are in segments.
+    Row(MIXTRAL, "zb-h1", pp=2, ep=2, evaluates=True, methods=(BETWEEN,)),
+    Row(SHARED_EXPERTS, "zb-v", pp=2, ep=2, loops=2, recompute="full", methods=(INTERLEAVED, Clips(0.2))),
+    BALANCED("zb-h1", pp=2, ep=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2), BETWEEN)),
     # Balances, whose losses begin between the borders.
     Row(MIXTRAL, dp=2, ep=2, masks=True, methods=(Balances(ranks=2), INTERLEAVED)),
     BALANCED("1f1b", pp=2, ep=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2), BETWEEN)),

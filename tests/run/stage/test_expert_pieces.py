@@ -32,8 +32,10 @@ def whole(stage: Any, tokens: torch.Tensor) -> torch.Tensor:
     return output.detach()
 
 
-def in_segments(stage: Any, tokens: torch.Tensor, group: ThreadGroup) -> torch.Tensor:
-    """The stage in segments, with a border wherever its cut has one."""
+def in_segments(
+    stage: Any, tokens: torch.Tensor, group: ThreadGroup, *, splits: bool = False
+) -> torch.Tensor:
+    """The stage in segments, with a border wherever its cut has one; `splits`: weight parts come last."""
     cut = ExpertCut(stage)
     kinds = (EXPERT_DISPATCH, EXPERT_COMBINE) * (len(cut.borders) // 2)
     borders = tuple(Border(kind=kind, bytes=0, most_bytes=0) for kind in kinds)
@@ -48,21 +50,32 @@ def in_segments(stage: Any, tokens: torch.Tensor, group: ThreadGroup) -> torch.T
         if segment < len(borders):
             value = run.cross(tape, segment, value, group, backward=False)
     gradient: Any = 2.0 * value
+    parts: list[Any] = []
     for segment in range(len(borders), -1, -1):
-        gradient, _ = run.go_back(tape, segment, gradient)
+        gradient, left = run.go_back(tape, segment, gradient, splits=splits)
+        parts += left
         if segment > 0:
             gradient = run.cross(tape, segment - 1, gradient, group, backward=True)
+    assert bool(parts) == splits
+    for part in parts:
+        part.run()
     return value
 
 
+@pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize("model_type", MIXTURES)
-def test_a_stage_in_segments_computes_and_sends_what_the_whole_one_does(model_type: str) -> None:
+def test_a_stage_in_segments_computes_and_sends_what_the_whole_one_does(
+    model_type: str, splits: bool
+) -> None:
     config = tiny_decoder(model_type, vocab_size=19, max_position_embeddings=8)
     tokens = torch.randint(19, (SAMPLES, 8), generator=torch.Generator().manual_seed(5))
 
     def on_rank(group: ThreadGroup) -> list[tuple[dict[str, int], list[torch.Tensor | None]]]:
         found = []
-        for run in (lambda stage: whole(stage, tokens), lambda stage: in_segments(stage, tokens, group)):
+        for run in (
+            lambda stage: whole(stage, tokens),
+            lambda stage: in_segments(stage, tokens, group, splits=splits),
+        ):
             stage: Any = build_stage(
                 config, range(config.layers + 2), 3, torch.float64, expert_share=(group.place, RANKS)
             )

@@ -119,7 +119,7 @@ def _own(times: StageTimes, shares: StageShares, kind: str, number: int) -> Stag
     if kind in ("forward", "forward_segment"):
         alone_s = max(0.0, times.forward_s - shares.contained_s)
         return replace(times, forward_s=alone_s * shares.forward[number])
-    if kind in ("backward", "backward_segment", "input_segment", "weight_segment"):
+    if kind in ("backward", "backward_input", "backward_segment", "input_segment", "weight_segment"):
         alone_s = max(0.0, times.backward_input_s - shares.contained_s)
         return replace(
             times,

@@ -9,7 +9,15 @@ import numpy as np
 
 from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
-from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD, KINDS, is_any_of, kinds_reading
+from weft.program.kinds import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    KINDS,
+    is_any_of,
+    kinds_reading,
+)
 from weft.program.lower import LoweredPipeline
 from weft.program.passes.insert import insert
 from weft.program.program import Columns, Edges
@@ -41,19 +49,17 @@ def cut(pipeline: LoweredPipeline, segments: Sequence[StageSegments]) -> Lowered
 
     The first segment of a pass waits for everything that the pass waits for. Readers of a gradient wait for
     all segments that add to it. Run it after all method passes that read forwards and backwards.
-
-    Raises:
-        InputError: when an order splits backward passes of such a stage into two parts.
+    An input part is cut like a whole backward pass. The weight part stays whole, and follows its segments.
     """
     columns = pipeline.columns
-    _require_whole(columns, segments)
     added: list[Columns] = []
     anchors: list[Ints] = []
     turns: list[Ints] = []
     edges: list[Edges] = []
     present = len(columns)
     for stage, one in enumerate(segments):
-        for kind, links in ((FORWARD, _forward(one)), (BACKWARD, _backward(one))):
+        inputs = _backward(one, inputs=True)
+        for kind, links in ((FORWARD, _forward(one)), (BACKWARD, _backward(one)), (BACKWARD_INPUT, inputs)):
             rows = np.flatnonzero((columns.kind == kind) & (columns.stage == stage))
             if not links or not len(rows):
                 continue
@@ -69,7 +75,12 @@ def cut(pipeline: LoweredPipeline, segments: Sequence[StageSegments]) -> Lowered
     return insert(pipeline, joined, np.concatenate(anchors), np.concatenate(turns), Edges.join(edges))
 
 
-def _require_whole(columns: Columns, segments: Sequence[StageSegments]) -> None:
+def require_whole(columns: Columns, segments: Sequence[StageSegments]) -> None:
+    """Check that no backward pass of a stage that is cut is in two parts.
+
+    Raises:
+        InputError: when an order splits one.
+    """
     stages = [stage for stage, one in enumerate(segments) if one.backward]
     if (is_any_of(columns.kind, [BACKWARD_INPUT]) & np.isin(columns.stage, stages)).any():
         problem = "an order that runs backward passes in two parts cannot run them in segments, too"
@@ -84,17 +95,20 @@ def _forward(segments: StageSegments) -> list[_Link]:
     return links
 
 
-def _backward(segments: StageSegments) -> list[_Link]:
-    """Return links from the last segment to the second; a weight part follows its overlapping collective."""
+def _backward(segments: StageSegments, *, inputs: bool = False) -> list[_Link]:
+    """Return links from the last segment to the second; a weight part follows its overlapping collective.
+
+    `inputs`: the pass is the input part alone.
+    """
     links: list[_Link] = []
     crossed = -1
     for part in range(len(segments.backward), 0, -1):
         apart = segments.split[part]
-        links.append(_Link(INPUT_SEGMENT if apart else BACKWARD_SEGMENT, part, crossed))
+        links.append(_Link(INPUT_SEGMENT if apart or inputs else BACKWARD_SEGMENT, part, crossed))
         segment = len(links) - 1
         links.append(_collective(segments.backward[part - 1], part - 1, segment))
         crossed = len(links) - 1
-        if apart:
+        if apart and not inputs:
             links.append(_Link(WEIGHT_SEGMENT, part, segment))
     return links
 
@@ -132,7 +146,12 @@ def _edges(pipeline: LoweredPipeline, rows: Ints, chain: Ints, links: Sequence[_
     yield Edges.of(edges.source[into], row_of[edges.target[into]], edges.distance[into])
     # They read the gradient that segments add up, or have taken the one before out of its place.
     reads = is_any_of(pipeline.columns.kind, [one for name in _added_up() for one in kinds_reading(name)])
+    weights = pipeline.columns.kind[edges.target] == BACKWARD_WEIGHT
     for number, link in enumerate(links):
+        if link.kind == INPUT_SEGMENT:
+            row_of[rows] = chain[number]
+            parts = (row_of[edges.source] >= 0) & weights
+            yield Edges.of(row_of[edges.source[parts]], edges.target[parts], edges.distance[parts])
         if link.kind in ADDS_GRADIENTS:
             row_of[rows] = chain[number]
             behind = (row_of[edges.source] >= 0) & reads[edges.target]

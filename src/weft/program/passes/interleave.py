@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.program.arrays import Ints, Mask
-from weft.program.kinds import BACKWARD, FORWARD, MESSAGES, is_any_of, is_compute, kinds_reading
+from weft.program.kinds import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    FORWARD,
+    MESSAGES,
+    is_any_of,
+    is_compute,
+    kinds_reading,
+)
 from weft.program.lower import LoweredPipeline, renumber
 from weft.program.program import Columns
 from weft.program.segments import SEGMENTS, StageSegments
@@ -83,11 +91,12 @@ class _Between:
 
 def _passes(columns: Columns, segments: Sequence[StageSegments]) -> list[range]:
     """Return the rows of each pass in segments, in order."""
-    ends = is_any_of(columns.kind, (FORWARD, BACKWARD))
+    ends = is_any_of(columns.kind, (FORWARD, BACKWARD, BACKWARD_INPUT))
     found = []
     for row in np.flatnonzero(ends).tolist():
         one = segments[columns.stage[row]]
-        borders, apart = (one.forward, ()) if columns.kind[row] == FORWARD else (one.backward, one.split)
+        borders = one.forward if columns.kind[row] == FORWARD else one.backward
+        apart = one.split if columns.kind[row] == BACKWARD else ()
         if borders:
             found.append(range(row - 2 * len(borders) - sum(apart), row + 1))
     return found

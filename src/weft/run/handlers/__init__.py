@@ -13,6 +13,7 @@ from weft.run.handlers.segments import (
     forward_segment,
     input_segment,
     last_forward_segment,
+    last_input_segment,
     weight_segment,
     whole_or_cut,
 )
@@ -21,7 +22,7 @@ from weft.run.handlers.step import step
 HANDLERS: Mapping[str, Handler] = {
     "forward": whole_or_cut(forward, last_forward_segment),
     "backward": whole_or_cut(backward, first_backward_segment),
-    "backward_input": backward_input,
+    "backward_input": whole_or_cut(backward_input, last_input_segment),
     "backward_weight": backward_weight,
     "send_activation": send_activation,
     "send_gradient": send_gradient,

@@ -129,10 +129,10 @@ def backward_input(workspace: Workspace, instruction: Instruction) -> Issue:
         gradients: Sequence[torch.Tensor | None],
         *,
         step: int,
-    ) -> WeightPart:
+    ) -> list[WeightPart]:
         if makes_gradients:
             claim()
-        return run_input_part(module, inputs, outputs, gradients)
+        return [run_input_part(module, inputs, outputs, gradients)]
 
     return _going_back(workspace, instruction, differentiate, leaves=WEIGHT_PART)
 
@@ -143,9 +143,10 @@ def backward_weight(workspace: Workspace, instruction: Instruction) -> Issue:
     bucket, add_up = workspace.resources.buckets[stage], added_up(workspace, instruction)
     completes = instruction.position in workspace.last_gradients
 
-    def differentiate(part: Any, *, step: int) -> None:
+    def differentiate(parts: Any, *, step: int) -> None:
         bucket.claim()
-        part.run()
+        for one in parts:
+            one.run()
         add_up()
 
     shown = seen(workspace, instruction, differentiate, ends=True)

@@ -17,6 +17,7 @@ from weft.run.handlers.base import (
     SEGMENT_INPUT,
     SEGMENT_OUTPUT,
     SEGMENT_WEIGHT,
+    WEIGHT_PART,
     WEIGHTS,
     Handler,
     Issue,
@@ -136,7 +137,12 @@ def backward_segment(workspace: Workspace, instruction: Instruction) -> Issue:
 
 def input_segment(workspace: Workspace, instruction: Instruction) -> Issue:
     """Leave the gradient for the border before a segment, and the weight parts of its regions."""
-    return _backward(workspace, instruction, instruction.part)
+    return _backward(workspace, instruction, instruction.part, splits=True)
+
+
+def last_input_segment(workspace: Workspace, instruction: Instruction) -> Issue:
+    """Run the last segment of an input part, and leave the weight parts of all segments."""
+    return _backward(workspace, instruction, 0, splits=True)
 
 
 def first_backward_segment(workspace: Workspace, instruction: Instruction) -> Issue:
@@ -144,12 +150,12 @@ def first_backward_segment(workspace: Workspace, instruction: Instruction) -> Is
     return _backward(workspace, instruction, 0)
 
 
-def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> Issue:
+def _backward(workspace: Workspace, instruction: Instruction, segment: int, *, splits: bool = False) -> Issue:
     stage, number, label = instruction.stage, instruction.micro_batch, str(instruction)
     values, resources = workspace.values, workspace.resources
     cut, bucket, borders = workspace.segments[stage], resources.buckets[stage], resources.borders[stage]
     begins, completes = segment == cut.last_backward, segment == 0
-    differentiates, splits = begins and not borders.after, cut.split[segment]
+    differentiates = begins and not borders.after
     taken = gradients_taken(workspace, stage, number) if begins else ()
     messages_left = gradients_left(workspace, stage, number) if completes else ()
     last = instruction.position in workspace.last_gradients
@@ -158,11 +164,11 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
 
     def go_back(tape: Tape, gradient: torch.Tensor | None, *, step: int) -> Crossed:
         bucket.claim()
-        crossed = cut.go_back(tape, segment, gradient)
+        crossed = cut.go_back(tape, segment, gradient, splits=splits)
         add_up()
         return crossed
 
-    run = seen(workspace, instruction, go_back, ends=completes)
+    run = seen(workspace, instruction, go_back, ends=completes and not splits)
 
     def issue(stream: Stream) -> Completion:
         saved = values.pop((SAVED, stage, number))
@@ -174,6 +180,8 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
         coefficients = roots.coefficients(workspace, number) if begins and roots is not None else ()
         made: Value[torch.Tensor | None] = Value()
         left: Value[list[WeightPart]] = Value()
+        # Of an input part, those of the segments before; of a split segment alone, none are there.
+        before = values.pop((SEGMENT_WEIGHT, stage, number), Value.of([])) if splits else Value.of([])
         messages = messages_of(messages_left)
 
         def work() -> None:
@@ -188,18 +196,19 @@ def _backward(workspace: Workspace, instruction: Instruction, segment: int) -> I
                 gradient = workspace.loss_gradient(tape.output)
             if coefficients:
                 tape.of_root = partial(_gradient_of_root, coefficients, workspace.loss_factor())
-            made.content, left.content = run(tape, gradient, step=step)
+            made.content, own = run(tape, gradient, step=step)
+            left.content = [*before.content, *own]
             fill(messages_left, messages, [made.content])
 
         there = values.get(weights, THERE), bucket.buffer.emptied
-        ended = stream.run(label, work, saved, *given, *there, *coefficients)
+        ended = stream.run(label, work, saved, *given, *there, *coefficients, before)
         made.completion = left.completion = ended
         if not completes:
             values[SAVED, stage, number] = Value.of(tape, ended)
             values[SEGMENT_GRADIENT, stage, number] = made
         leave(workspace, messages_left, messages, ended)
         if splits:
-            values[SEGMENT_WEIGHT, stage, number] = left
+            values[WEIGHT_PART if completes else SEGMENT_WEIGHT, stage, number] = left
         if last:
             values[GRADIENT, stage, NONE] = Value.of(None, ended)
         return ended

@@ -60,7 +60,6 @@ class StageRun:
             told = f"{len(segments.forward)} and {len(segments.backward)}"
             raise _refusal(stage, f"{has}, the program {told}")
         self.last_forward, self.last_backward = len(self._forward), len(self._backward)
-        self.split = segments.split
 
     def begin(self, tape: Tape, inputs: torch.Tensor, growth: Growth | None = None) -> None:
         """Begin a micro-batch's way, with the stage's input."""
@@ -97,22 +96,23 @@ class StageRun:
         # Whatever crosses a border is an input, so that no rank exchanges again.
         return run(*inputs) if self._run is None else self._run(run, *inputs, draws=False)
 
-    def go_back(self, tape: Tape, segment: int, gradient: torch.Tensor | None) -> Crossed:
+    def go_back(
+        self, tape: Tape, segment: int, gradient: torch.Tensor | None, *, splits: bool = False
+    ) -> Crossed:
         """Run a segment backward, and return the gradient for the border before it.
 
-        If it is split, also return the weight parts of its regions for later.
+        `splits`: run its input part, and also return its weight parts for later.
         """
         left: list[WeightPart] = []
-        for number in reversed(self._pieces(self._backward, segment)):
+        for _ in self._pieces(self._backward, segment):
             ran = tape.ran.pop()
             starts, gradients = _starts(ran, gradient, tape)
-            if self.split[segment] and tape.pieces[number].weights:
-                left.append(_input_part(tape.pieces[number], ran, starts, gradients))
-            else:
-                # Nothing before the first trained parameter of a model has a gradient.
-                pairs = [pair for pair in zip(starts, gradients, strict=True) if pair[0].requires_grad]
-                if pairs:
-                    torch.autograd.backward([start for start, _ in pairs], [given for _, given in pairs])
+            # Nothing before the first trained parameter of a model has a gradient.
+            pairs = [pair for pair in zip(starts, gradients, strict=True) if pair[0].requires_grad]
+            if pairs and splits:
+                left.append(_input_part(ran, *zip(*pairs, strict=True)))
+            elif pairs:
+                torch.autograd.backward([start for start, _ in pairs], [given for _, given in pairs])
             tape.behind, gradient = ran.inputs, ran.inputs[0].grad
         return gradient, left
 
@@ -169,12 +169,17 @@ def _starts(
 
 
 def _input_part(
-    piece: StagePiece, ran: Ran, starts: list[torch.Tensor], gradients: list[torch.Tensor | None]
+    ran: Ran, starts: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
 ) -> WeightPart:
     # The part of torch that splits autograd takes seconds to import; whole passes do not need it.
-    from weft.run.stage.split_backward import input_part
+    from weft.run.stage.split_backward import input_part, leaves_of
 
-    return input_part(piece.weights, ran.inputs[:1], starts, gradients)
+    leaves, given = leaves_of(starts), {id(one) for one in ran.inputs}
+    inputs = [one for one in leaves if id(one) in given]
+    weights = [one for one in leaves if isinstance(one, nn.Parameter) and id(one) not in given]
+    # torch detaches what it starts from in place. Others may have saved all but what has crossed a border.
+    crossed, *others = starts
+    return input_part(weights, inputs, [crossed, *(one.clone() for one in others)], gradients)
 
 
 def _refusal(stage: int, problem: str) -> InputError:

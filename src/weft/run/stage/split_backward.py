@@ -35,6 +35,24 @@ class WeightPart:
         stage_backward_weight(iter(self.weights), self.groups, retain_graph=through_others)
 
 
+def leaves_of(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the leaves that outputs depend on, each once, in the order of their first uses."""
+    waiting: list[Any] = [_get_grad_fn_or_grad_acc(one) for one in outputs if one.requires_grad]
+    seen, used = set(waiting), dict[int, tuple[int, torch.Tensor]]()
+    while waiting:
+        node = waiting.pop()
+        for one, _ in node.next_functions:
+            if (leaf := getattr(one, "variable", None)) is not None:
+                first = used.get(id(leaf), (node._sequence_nr(), leaf))
+                used[id(leaf)] = (min(first[0], node._sequence_nr()), leaf)
+            elif one is not None and one not in seen:
+                seen.add(one)
+                waiting.append(one)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            used[id(leaf)] = (-1, leaf)
+    return [leaf for _, leaf in sorted(used.values(), key=lambda one: one[0])]
+
+
 def run_input_part(
     module: nn.Module,
     inputs: Sequence[torch.Tensor],
