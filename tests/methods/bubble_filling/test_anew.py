@@ -18,7 +18,7 @@ from weft.errors import InputError
 from weft.methods.bubble_filling.anew import CYCLES, PLACED_ANEW, STAYS, place_anew
 from weft.methods.bubble_filling.drift import (
     Factors,
-    Place,
+    InstructionPlace,
     factors_text,
     measured_factors,
     predicted_with,
@@ -63,11 +63,11 @@ def job_of(cell: str) -> PlannedJob:
     return plan_run(parse_run({**RUN, **CELLS[cell]}))
 
 
-def places(job: PlannedJob) -> list[Place]:
+def places(job: PlannedJob) -> list[InstructionPlace]:
     """Of passes and of K-FAC, on all ranks of all stages."""
     kinds = ("forward", "backward", *KINDS_OF_WORK)
     stages = ((stage, one.ranks[0]) for stage, each in enumerate(job.plan.stages) for one in each.replicas)
-    return [Place(kind, stage, rank) for kind, (stage, rank) in product(kinds, stages)]
+    return [InstructionPlace(kind, stage, rank) for kind, (stage, rank) in product(kinds, stages)]
 
 
 def timeline_with(job: PlannedJob, factors: Factors) -> Timeline:
@@ -163,18 +163,20 @@ def test_only_what_took_time_counts_and_messages_do_not() -> None:
     idle = replace(
         predicted, end_ns=np.select([due, held_out], [twice, predicted.start_ns], predicted.end_ns)
     )
-    found = measured_factors(predicted, idle, kinds, 0.05, {Place("forward", 0, 0): 1.5})
-    assert found.keys() == {Place("held_out_forward", stage, stage) for stage in range(2)}
+    found = measured_factors(predicted, idle, kinds, 0.05, {InstructionPlace("forward", 0, 0): 1.5})
+    assert found.keys() == {InstructionPlace("held_out_forward", stage, stage) for stage in range(2)}
     assert set(found.values()) == {2.0}
     # What no step has keeps its former time.
     none = predicted.take(is_compute(predicted.kind) & (predicted.kind != KINDS.code("forward")))
-    assert measured_factors(predicted, none, kinds, 0.05, {Place("forward", 0, 0): 1.5}) == {
-        Place("forward", 0, 0): 1.5
+    assert measured_factors(predicted, none, kinds, 0.05, {InstructionPlace("forward", 0, 0): 1.5}) == {
+        InstructionPlace("forward", 0, 0): 1.5
     }
 
 
 FACTORS = st.dictionaries(
-    st.builds(Place, st.sampled_from(["forward", "norm"]), st.integers(-1, 99), st.integers(0, 4096)),
+    st.builds(
+        InstructionPlace, st.sampled_from(["forward", "norm"]), st.integers(-1, 99), st.integers(0, 4096)
+    ),
     st.floats(1e-6, 1e9),
 )
 

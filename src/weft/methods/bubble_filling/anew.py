@@ -10,7 +10,7 @@ from weft.describe.units import counted, format_seconds
 from weft.errors import InputError, Violation
 from weft.methods.bubble_filling.decide import decide
 from weft.methods.bubble_filling.drift import (
-    Place,
+    InstructionPlace,
     drifted,
     factors_text,
     measured_factors,
@@ -81,7 +81,7 @@ def _fits(job: PlannedJob, plan: Plan) -> bool:
     return all(need <= room for need, room in zip(needs, job.unreserved_bytes, strict=True))
 
 
-def _words(drift: Sequence[tuple[Place, float]]) -> str:
+def _words(drift: Sequence[tuple[InstructionPlace, float]]) -> str:
     """Return the largest drifts."""
     shown = [f"{place} takes {factor:.2f} times its seconds" for place, factor in drift[:_SHOWN]]
     more = [f"{len(drift) - _SHOWN} more"] if len(drift) > _SHOWN else []

@@ -26,7 +26,7 @@ from weft.timeline.medians import median_by
 from weft.timeline.timeline import Timeline
 
 
-class Place(NamedTuple):
+class InstructionPlace(NamedTuple):
     """The instructions of one kind, by name, of a stage on a rank."""
 
     kind: str
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 # Measured over predicted seconds; 1 where a place is missing.
-Factors = Mapping[Place, float]
+Factors = Mapping[InstructionPlace, float]
 _FACTOR = re.compile(r"(\w+)\.(-1|\d+)\.(\d+)=(\d+(?:\.\d+)?(?:e[+-]\d+)?)", re.ASCII)
 
 
@@ -54,20 +54,20 @@ def read_factors(text: str) -> Factors:
     Raises:
         InputError: for a text of another form.
     """
-    found: dict[Place, float] = {}
+    found: dict[InstructionPlace, float] = {}
     for one in text.split():
         match = _FACTOR.fullmatch(one)
         factor = 0.0 if match is None else float(match[4])
         if match is None or not 0.0 < factor < float("inf"):
             problem = f"{one[:40]!r} is no factor of the form kind.stage.rank=1.5"
             raise InputError(Violation(f"plan: methods: {NAME}: measured", problem))
-        found[Place(match[1], int(match[2]), int(match[3]))] = factor
+        found[InstructionPlace(match[1], int(match[2]), int(match[3]))] = factor
     return found
 
 
 def compared(
     predicted: Timeline, measured: Timeline, work: Sequence[int]
-) -> Mapping[Place, tuple[float, float]]:
+) -> Mapping[InstructionPlace, tuple[float, float]]:
     """Return the predicted and the measured seconds of the same instructions, by place.
 
     Computations count, and work, which may have other streams. An instruction counts in steps in which it
@@ -79,7 +79,7 @@ def compared(
         work: codes of the kinds of work.
     """
     expected, taken = (_seconds(one, work) for one in (predicted, measured))
-    found: dict[Place, tuple[float, float]] = {}
+    found: dict[InstructionPlace, tuple[float, float]] = {}
     for key in sorted(expected.keys() & taken.keys()):
         (place, expected_s), (_, taken_s) = expected[key], taken[key]
         before = found.get(place, (0.0, 0.0))
@@ -112,7 +112,7 @@ def leaves(factor: float, margin: float) -> bool:
     return max(factor, 1.0 / factor) > 1.0 + margin
 
 
-def drifted(now: Factors, before: Factors, margin: float) -> list[tuple[Place, float]]:
+def drifted(now: Factors, before: Factors, margin: float) -> list[tuple[InstructionPlace, float]]:
     """Return the places that leave the margin around their former times, and by which factor; most first."""
     ratios = ((one, now.get(one, 1.0) / before.get(one, 1.0)) for one in now.keys() | before.keys())
     found = [(place, ratio) for place, ratio in ratios if leaves(ratio, margin)]
@@ -148,7 +148,7 @@ def _factors_of(program: Program, known: Mapping[tuple[int, int, int], float]) -
     return found
 
 
-def _seconds(timeline: Timeline, work: Sequence[int]) -> dict[int, tuple[Place, float]]:
+def _seconds(timeline: Timeline, work: Sequence[int]) -> dict[int, tuple[InstructionPlace, float]]:
     """Return, by id, the place and the median seconds of computations and of work that took any time."""
     taken_ns: Ints = timeline.end_ns - timeline.start_ns
     rows = np.flatnonzero((is_compute(timeline.kind) | is_any_of(timeline.kind, work)) & (taken_ns > 0))
@@ -157,5 +157,5 @@ def _seconds(timeline: Timeline, work: Sequence[int]) -> dict[int, tuple[Place, 
     places = zip(
         *(one[rows][first].tolist() for one in (timeline.kind, timeline.stage, timeline.rank)), strict=True
     )
-    named = (Place(KINDS[kind].name, stage, rank) for kind, stage, rank in places)
+    named = (InstructionPlace(KINDS[kind].name, stage, rank) for kind, stage, rank in places)
     return dict(zip(ids.tolist(), zip(named, seconds.tolist(), strict=True), strict=True))
