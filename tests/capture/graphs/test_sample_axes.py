@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.capture.graphs.sample_axes import Place, _reshaped
+from weft.capture.graphs.sample_axes import SamplesAt, _reshaped
 
 
-def places(value: np.ndarray, samples: int) -> list[Place]:
+def places(value: np.ndarray, samples: int) -> list[SamplesAt]:
     """Return all places that tell the sample of each element."""
     found = []
     for axis, size in enumerate(value.shape):
@@ -20,7 +20,7 @@ def places(value: np.ndarray, samples: int) -> list[Place]:
         for inner in range(1, size // samples + 1):
             along = (np.arange(size) // inner % samples).reshape(shape)
             if size % (inner * samples) == 0 and (value == along).all():
-                found.append(Place(axis, inner))
+                found.append(SamplesAt(axis, inner))
     return found
 
 
@@ -29,7 +29,7 @@ def test_views_move_samples_as_in_an_array(data: st.DataObject) -> None:
     samples = data.draw(st.integers(2, 4))
     factors = [samples, *data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))]
     value = np.broadcast_to(np.arange(samples).reshape(-1, *[1] * (len(factors) - 1)), factors)
-    place: Place | None = Place(0)
+    place: SamplesAt | None = SamplesAt(0)
     for _ in range(data.draw(st.integers(1, 3))):
         before = value.shape
         count = len(factors)
@@ -41,5 +41,5 @@ def test_views_move_samples_as_in_an_array(data: st.DataObject) -> None:
         if place is None:
             return
         order = data.draw(st.permutations(range(value.ndim)))
-        value, place = value.transpose(order), Place(order.index(place.axis), place.inner)
+        value, place = value.transpose(order), SamplesAt(order.index(place.axis), place.inner)
         factors = data.draw(st.permutations(factors))

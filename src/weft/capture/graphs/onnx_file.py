@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from weft.capture.graphs.joining import common_path, joined, unused_name
-from weft.capture.graphs.sample_axes import Place, SampleAxes
+from weft.capture.graphs.sample_axes import SampleAxes, SamplesAt
 from weft.describe.amount import Amount
 from weft.describe.families.transformer import passes
 from weft.describe.layer import Layer, Matmul, distinct_kinds, sample_product
@@ -338,7 +338,7 @@ class _OnnxGraph:
         if len(ends) != 1 or ends[0] not in self._base:
             raise self._refuse(f"{len(ends)} results; needed: one, which follows from inputs and parameters")
         shape = self.shape(ends[0])
-        if shape[:1] != (self.samples,) or self._places.get(ends[0]) not in (None, Place(0)):
+        if shape[:1] != (self.samples,) or self._places.get(ends[0]) not in (None, SamplesAt(0)):
             raise self._refuse(f"result {ends[0]} of shape {list(shape)} has no samples on its first axis")
         needed = self._leading_to(self._maker[self._base[ends[0]]])
         operators = [self.operators[number] for number in needed]

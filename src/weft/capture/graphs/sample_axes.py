@@ -48,7 +48,7 @@ MIXES = "mixes the samples of a batch; no split of it is equal"
 HIDES = "leaves the samples of a batch on no axis that weft can follow"
 
 
-class Place(NamedTuple):
+class SamplesAt(NamedTuple):
     """An axis with samples: `inner` elements of one lie side by side, then those of the next."""
 
     axis: int
@@ -84,9 +84,9 @@ class SampleAxes:
             for one in node.attribute
             if node.op_type == "Constant" and one.name == "value"
         }
-        self._place = {name: Place(0) for name in inputs if (shapes[name] or (0,))[0] == samples}
+        self._place = {name: SamplesAt(0) for name in inputs if (shapes[name] or (0,))[0] == samples}
 
-    def get(self, name: str) -> Place | None:
+    def get(self, name: str) -> SamplesAt | None:
         """Return the place of samples in a value; None: it has none, or their place is unknown."""
         return self._place.get(name)
 
@@ -149,14 +149,14 @@ class SampleAxes:
 
     def _moved(
         self, node: Any, place: int, result: tuple[int, _Shape], options: Mapping[str, Any]
-    ) -> Place | None:
+    ) -> SamplesAt | None:
         """Return the place in a result of the samples of an input."""
         before, at = self._shapes[node.input[place]] or (), self._place[node.input[place]]
         if node.op_type in ("Reshape", "Flatten"):
             return _reshaped(at, self._samples, before, result[1])
         axis = self._moved_axis(node, place, result, options)
         kept = axis is not None and result[1][axis : axis + 1] == before[at.axis : at.axis + 1]
-        return Place(axis, at.inner) if axis is not None and kept else None
+        return SamplesAt(axis, at.inner) if axis is not None and kept else None
 
     def _moved_axis(
         self, node: Any, place: int, result: tuple[int, _Shape], options: Mapping[str, Any]
@@ -192,7 +192,7 @@ class SampleAxes:
         return axis + len(after) - rank if kind == "Expand" or len(after) == max(ranks) else None
 
 
-def _reshaped(at: Place, samples: int, before: _Shape, after: _Shape) -> Place | None:
+def _reshaped(at: SamplesAt, samples: int, before: _Shape, after: _Shape) -> SamplesAt | None:
     """Return the only place of samples behind a view: as far apart as before, among elements in a row.
 
     A sample alone may be on any axis of size 1; then the only such axis counts.
@@ -202,7 +202,7 @@ def _reshaped(at: Place, samples: int, before: _Shape, after: _Shape) -> Place |
     for axis, size in enumerate(after):
         inside = math.prod(after[axis + 1 :])
         if inside and apart % inside == 0 and size * inside % (apart * samples) == 0:
-            found.append(Place(axis, apart // inside))
+            found.append(SamplesAt(axis, apart // inside))
     alone = [one for one in found if after[one.axis] == samples]
     best = alone if samples == 1 and alone else found
     return best[0] if len(best) == 1 else None
