@@ -8,7 +8,7 @@ branches beside a stream, each with one region of divided products, names its br
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -42,13 +42,9 @@ class PieceBorder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StagePiece:
-    """One piece, and the exchange at the border behind it.
-
-    `weights` are those of its region of divided products; empty outside of regions.
-    """
+    """One piece, and the exchange at the border behind it."""
 
     steps: Sequence[Step]
-    weights: tuple[nn.Parameter, ...] = ()
     crossing: BorderExchange | None = None
 
     def __call__(self, state: State) -> State:
@@ -118,20 +114,18 @@ class Branch(NamedTuple):
         before: from the stream to the input of the region.
         inside: from that input to the partial result, which leaves the region.
         after: from the sum of all ranks' partial results, and the stream, to the stream.
-        weights: the weights used inside.
     """
 
     before: LayerFunction
     inside: LayerFunction
     after: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    weights: tuple[nn.Parameter, ...]
 
     def run(self, stream: torch.Tensor) -> torch.Tensor:
         """Return the stream behind the branch, on a rank that exchanges nothing in it."""
         return self.after(self.inside(self.before(stream)), stream)
 
 
-def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, region: nn.Module) -> Branch:
+def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module) -> Branch:
     """Return a branch that begins with a norm of the stream and adds its result to the stream.
 
     `product` is the last one of the region; ranks divide it by rows.
@@ -140,7 +134,7 @@ def plain_branch(norm: nn.Module, inside: LayerFunction, product: nn.Module, reg
     def after(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
         return finish(product, summed) + stream
 
-    return Branch(norm, inside, after, tuple(region.parameters()))
+    return Branch(norm, inside, after)
 
 
 @dataclass
@@ -153,10 +147,10 @@ class PieceList:
         """Append a function of the state's only value."""
         self.append(lambda state: (function(state[0]),))
 
-    def cross(self, crossing: BorderExchange, weights: Iterable[nn.Parameter] = ()) -> None:
+    def cross(self, crossing: BorderExchange) -> None:
         """Begin another piece behind a border."""
         self.pieces[-1] = replace(self.pieces[-1], crossing=crossing)
-        self.pieces.append(StagePiece([], tuple(weights)))
+        self.pieces.append(StagePiece([]))
 
     def append(self, step: Step) -> None:
         self.pieces[-1] = replace(self.pieces[-1], steps=[*self.pieces[-1].steps, step])

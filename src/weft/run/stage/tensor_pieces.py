@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -50,7 +50,7 @@ class TensorCut:
             self._branch(found, one)
         if stage.ends and divided:
             found.compute(stage.last_norm)
-            self._cross(found, enters=True, weights=stage.head_weights)
+            self._cross(found, enters=True)
             found.compute(stage.multiply_out)
         elif stage.ends:
             found.compute(stage.layer_functions(inputs)[-1])
@@ -61,13 +61,13 @@ class TensorCut:
 
     def _branch(self, found: PieceList, one: Branch) -> None:
         found.append(lambda state: (one.before(state[0]), state[0]))
-        self._cross(found, enters=True, weights=one.weights)
+        self._cross(found, enters=True)
         found.append(lambda state: (one.inside(state[0]), *state[1:]))
         self._cross(found, enters=False)
         found.append(lambda state: (one.after(*state),))
 
-    def _cross(self, found: PieceList, *, enters: bool, weights: Iterable[nn.Parameter] = ()) -> None:
-        found.cross(partial(self._exchange, enters=enters), weights)
+    def _cross(self, found: PieceList, *, enters: bool) -> None:
+        found.cross(partial(self._exchange, enters=enters))
 
     def _exchange(self, value: torch.Tensor, group: Group, *, enters: bool, backward: bool) -> torch.Tensor:
         divides = self._stage.tensor.divides_sequence

@@ -153,8 +153,8 @@ class BertStage(StageModule):
     def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
         for layer in self.bert.encoder.layer.values():
             attention, output = layer.attention, layer.output
-            yield _normed_branch(partial(_attend, attention), attention.output, attention)
-            yield _normed_branch(partial(_feed_forward, layer), output, layer.intermediate, output.dense)
+            yield _normed_branch(partial(_attend, attention), attention.output)
+            yield _normed_branch(partial(_feed_forward, layer), output)
 
     def embed(
         self, rows: torch.Tensor, tokens: torch.Tensor, documents: Documents | None = None
@@ -186,15 +186,14 @@ class BertStage(StageModule):
         return self.multiply_out(self.last_norm(hidden))
 
 
-def _normed_branch(inside: LayerFunction, output: BertSelfOutput | BertOutput, *regions: nn.Module) -> Branch:
+def _normed_branch(inside: LayerFunction, output: BertSelfOutput | BertOutput) -> Branch:
     """Return a branch with a norm after the sum; `output` has its last product and the norm."""
 
     def after(summed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = output.LayerNorm(finish(output.dense, summed) + stream)
         return normed
 
-    weights = tuple(weight for region in regions for weight in region.parameters())
-    return Branch(_as_it_is, inside, after, weights)
+    return Branch(_as_it_is, inside, after)
 
 
 def _as_it_is(stream: torch.Tensor) -> torch.Tensor:

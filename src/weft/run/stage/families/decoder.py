@@ -133,11 +133,10 @@ class DecoderStage(StageModule):
         for index, (block, angles, mask) in of_blocks:
             region, other = (block.get_submodule(name) for name in self.regions)
             functions: tuple[LayerFunction, ...] = (partial(_attend, region, angles, mask), other)
-            for inside, own, last, norms in zip(
-                functions, (region, other), self.region_ends_of(index), _norms_of(block), strict=True
+            for inside, last, norms in zip(
+                functions, self.region_ends_of(index), _norms_of(block), strict=True
             ):
-                ends = partial(finish, block.get_submodule(last))
-                yield self._branch(norms, inside, ends, tuple(own.parameters()))
+                yield self._branch(norms, inside, partial(finish, block.get_submodule(last)))
 
     def functions_or_branches(self, inputs: torch.Tensor) -> list[LayerFunction | tuple[Branch, Branch]]:
         """Return the stage's layers; of a block with experts, the branches of attention and of the mixture.
@@ -161,7 +160,6 @@ class DecoderStage(StageModule):
         norms: tuple[nn.Module, nn.Module],
         inside: LayerFunction,
         ends: LayerFunction = lambda value: value,
-        weights: tuple[nn.Parameter, ...] = (),
     ) -> Branch:
         """Return a branch with its norms, before and after, its scale and the residual.
 
@@ -174,7 +172,7 @@ class DecoderStage(StageModule):
             value: torch.Tensor = after(ends(summed))
             return value * scale + stream
 
-        return Branch(before, inside, end, weights)
+        return Branch(before, inside, end)
 
     def region_ends_of(self, index: int) -> tuple[str, ...]:
         if not self.config.architecture.has_experts(index):

@@ -123,8 +123,8 @@ class GptStage(StageModule):
     def branches(self, inputs: torch.Tensor) -> Iterator[Branch]:
         for block in self.transformer.h.values():
             attend = partial(_attend, block.attn, self.documents)
-            yield plain_branch(block.ln_1, attend, block.attn.c_proj, block.attn)
-            yield plain_branch(block.ln_2, block.mlp, block.mlp.c_proj, block.mlp)
+            yield plain_branch(block.ln_1, attend, block.attn.c_proj)
+            yield plain_branch(block.ln_2, block.mlp, block.mlp.c_proj)
 
     def embed(
         self, rows: torch.Tensor, tokens: torch.Tensor, documents: Documents | None = None

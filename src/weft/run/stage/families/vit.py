@@ -112,8 +112,8 @@ class ViTStage(StageModule):
         for layer in self.vit.layers.values():
             attention, mlp = layer.attention, layer.mlp
             attend = partial(_attend, attention)
-            yield plain_branch(layer.layernorm_before, attend, attention.o_proj, attention)
-            yield plain_branch(layer.layernorm_after, mlp, mlp.fc2, mlp)
+            yield plain_branch(layer.layernorm_before, attend, attention.o_proj)
+            yield plain_branch(layer.layernorm_after, mlp, mlp.fc2)
 
     def _embed(self, pixels: torch.Tensor) -> torch.Tensor:
         # Pixels come in one precision for all models.
