@@ -47,6 +47,11 @@ class ThreadGroup:
         assert [len(one) for one in found] == list(taken_rows)
         taken.copy_(torch.cat(found))
 
+    def reduce_scatter(self, flat: torch.Tensor) -> torch.Tensor:
+        whole = flat.clone()
+        self.add_up(whole)
+        return whole.view(self.size, -1)[self.place].clone()
+
     def add_up(self, flat: torch.Tensor, sent_as: torch.dtype | None = None) -> None:
         each = torch.empty(self.size, len(flat), dtype=flat.dtype)
         self._exchange(each.view(-1), flat, lambda one: one)

@@ -82,6 +82,8 @@ class RunFile(TomlTable):
         try:
             run = read({**own, "methods": methods} if methods else own)
         except ValidationError as error:
+            if not problems:
+                raise
             raise InputError([*violations_of(error, "", cls), *problems]) from None
         if problems:
             raise InputError(problems)

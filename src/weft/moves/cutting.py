@@ -13,7 +13,6 @@ from weft.describe.plan import Choice, Plan
 from weft.errors import InputError, Violation, nearest
 from weft.moves.composition import Composition
 from weft.moves.move import Context, Move
-from weft.program.schedules import splits_backward
 from weft.program.segments import Axis
 
 INSIDE = "inside"
@@ -30,14 +29,12 @@ class Cutter:
         axis: of each replica's grid; with one rank along it, the method does nothing.
         ways: the words, `inside` first.
         apart: the axes that the method refuses, with reasons.
-        whole: the reason why it refuses backward passes in two parts; None: their input parts are cut.
     """
 
     name: str
     axis: Axis
     ways: tuple[str, ...]
     apart: Mapping[Axis, str]
-    whole: str | None = None
 
     def way_of(self, plan: Plan) -> str:
         """Return a plan's way.
@@ -70,17 +67,7 @@ class Cutter:
     @property
     def compositions(self) -> tuple[Composition, ...]:
         """The layouts that the method refuses."""
-        apart = tuple(self._without(axis, reason) for axis, reason in self.apart.items())
-        if self.whole is None:
-            return apart
-
-        def in_parts(job: Job, layout: Layout) -> str | None:
-            if not self._asked(job, layout) or not splits_backward(layout.schedule, layout.pp):
-                return None
-            return f"{self.name}: {layout.schedule} runs backward passes in two parts; nearest schedule: 1f1b"
-
-        other = "backward passes in two parts"
-        return (*apart, Composition(method=self.name, other=other, reason=self.whole, refuse=in_parts))
+        return tuple(self._without(axis, reason) for axis, reason in self.apart.items())
 
     def move(self, way: str, name: str, summary: str, source: str) -> Move:
         """Return the move to one of the ways."""

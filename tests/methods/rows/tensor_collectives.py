@@ -37,6 +37,11 @@ ROWS = (
     Row(GPT, "breadth-first", dp=2, tp=2, loops=2, sharding="zero-3", methods=(INTERLEAVED, Clips(0.2))),
     Row(TIED, tp=2, loss="tokens", methods=(OVERLAPPED, TellsNorms())),
     Row(TIED, "1f1b", pp=2, tp=2, methods=(OVERLAPPED,)),
+    # One weight part has those of all segments of its pass.
+    Row(GPT, "zb-h1", pp=2, tp=2, methods=(BETWEEN,)),
+    Row(LLAMA, "zb-v", pp=2, tp=2, loops=2, recompute="full", methods=(BETWEEN, TellsNorms())),
+    Row(BERT, "zb-h1", pp=2, tp=2, methods=(OVERLAPPED,)),
+    Row(TIED, "zb-h1", pp=2, tp=2, methods=(INTERLEAVED, Clips(0.2))),
     # Segments that run again from their inputs.
     Row(LLAMA, "1f1b", pp=2, tp=2, recompute=("full", "selective"), methods=(OVERLAPPED,)),
     Row(GPT, dp=2, tp=2, recompute="full", methods=(INTERLEAVED, Clips(0.2))),

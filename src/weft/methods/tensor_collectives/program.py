@@ -28,8 +28,7 @@ Way = Literal["inside", "instructions", "overlapped", "interleaved"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 TOKENS = "context ranks exchange inside of the segments, which nothing predicts"
-PARTS = "the parts are those of a whole stage, not of its segments"
-CUTTER = Cutter(name=NAME, axis="tensor", ways=WAYS, apart={"context": TOKENS}, whole=PARTS)
+CUTTER = Cutter(name=NAME, axis="tensor", ways=WAYS, apart={"context": TOKENS})
 
 
 def stage_borders(plan: Plan, graph: LayerGraph, stage: int) -> list[TensorBorder]:
@@ -53,7 +52,7 @@ def options(plan: Plan, graph: LayerGraph) -> CutOptions | None:
         grids=tuple(map(plan.grid, stages)),
         axis=CUTTER.axis,
     )
-    return CutOptions(owed, way == "interleaved", whole=True)
+    return CutOptions(owed, way == "interleaved")
 
 
 def _segments(plan: Plan, graph: LayerGraph, stage: int, way: str) -> StageSegments:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.errors import InputError, Violation
 from weft.program.arrays import Ints
 from weft.program.kinds import (
     BACKWARD,
@@ -73,18 +72,6 @@ def cut(pipeline: LoweredPipeline, segments: Sequence[StageSegments]) -> Lowered
         return pipeline
     joined = Columns.join(added)
     return insert(pipeline, joined, np.concatenate(anchors), np.concatenate(turns), Edges.join(edges))
-
-
-def require_whole(columns: Columns, segments: Sequence[StageSegments]) -> None:
-    """Check that no backward pass of a stage that is cut is in two parts.
-
-    Raises:
-        InputError: when an order splits one.
-    """
-    stages = [stage for stage, one in enumerate(segments) if one.backward]
-    if (is_any_of(columns.kind, [BACKWARD_INPUT]) & np.isin(columns.stage, stages)).any():
-        problem = "an order that runs backward passes in two parts cannot run them in segments, too"
-        raise InputError(Violation("schedule", problem, "1f1b"))
 
 
 def _forward(segments: StageSegments) -> list[_Link]:

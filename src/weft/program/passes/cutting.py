@@ -15,7 +15,7 @@ from weft.program.checks.borders import check_borders
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
 from weft.program.passes import GroupTable, Pass
-from weft.program.passes.cut import cut, require_whole
+from weft.program.passes.cut import cut
 from weft.program.passes.interleave import interleave
 from weft.program.program import NONE
 from weft.program.segments import CutInSegments
@@ -23,16 +23,10 @@ from weft.program.segments import CutInSegments
 
 @dataclass(frozen=True, slots=True)
 class CutOptions:
-    """The obligation of a method that cuts stages, and the ways to do so.
-
-    Attributes:
-        interleaved: two micro-batches take turns.
-        whole: the method refuses backward passes in two parts.
-    """
+    """The obligation of a method that cuts stages, and True if two micro-batches take turns."""
 
     owed: CutInSegments
     interleaved: bool = False
-    whole: bool = False
 
 
 def refuse_cut(where: str, problem: str, others: Mapping[str, Any]) -> list[Violation]:
@@ -68,8 +62,6 @@ def cutting_pass(
 
 def _apply(pipeline: LoweredPipeline, layout: PipelineLayout, options: CutOptions) -> LoweredPipeline:
     segments = options.owed.segments
-    if options.whole:
-        require_whole(pipeline.columns, segments)
     pipeline = cut(pipeline, segments)
     return interleave(pipeline, segments) if options.interleaved else pipeline
 

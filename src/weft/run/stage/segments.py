@@ -177,9 +177,17 @@ def _input_part(
     leaves, given = leaves_of(starts), {id(one) for one in ran.inputs}
     inputs = [one for one in leaves if id(one) in given]
     weights = [one for one in leaves if isinstance(one, nn.Parameter) and id(one) not in given]
+    earlier = [one.grad for one in inputs]
+    for one in inputs:
+        one.grad = None
     # torch detaches what it starts from in place. Others may have saved all but what has crossed a border.
     crossed, *others = starts
-    return input_part(weights, inputs, [crossed, *(one.clone() for one in others)], gradients)
+    part = input_part(weights, inputs, [crossed, *(one.clone() for one in others)], gradients)
+    for one, before in zip(inputs, earlier, strict=True):
+        if before is not None:
+            # Not in place: the weight part goes on from the same tensors.
+            one.grad = before if one.grad is None else one.grad + before
+    return part
 
 
 def _refusal(stage: int, problem: str) -> InputError:
