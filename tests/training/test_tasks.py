@@ -140,9 +140,18 @@ def test_a_batch_of_other_than_the_samples_is_refused(
         batch_of(task, np.arange(2), lambda: np.arange(2))
 
 
-def test_metrics_have_names(settings: TaskSettings) -> None:
-    meter = Meter(make_task(f"{__name__}:Changed", replaced(settings, data="metrics = lambda *a: 3")))
-    with meter.open(), pytest.raises(TypeError, match="metrics returned int, no mapping from names"):
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ("3", "metrics returned int, no mapping from names"),
+        ("{'share': 'half'}", "metrics returned str as 'share', no single number"),
+        ("{'share': torch.zeros(2)}", "metrics returned Tensor as 'share', no single number"),
+    ],
+)
+def test_metrics_are_numbers_with_names(settings: TaskSettings, metrics: str, message: str) -> None:
+    data = f"metrics = lambda *a: {metrics}"
+    meter = Meter(make_task(f"{__name__}:Changed", replaced(settings, data=data)))
+    with meter.open(), pytest.raises(TypeError, match=message):
         meter(torch.zeros(3), torch.zeros(3))
 
 

@@ -183,7 +183,7 @@ class Meter:
         """Return the task's loss, mean over one micro-batch.
 
         Raises:
-            TypeError: when the metrics are no mapping.
+            TypeError: when the metrics are no mapping from names to numbers.
         """
         if self._open and self._metrics is not None:
             metrics = self._metrics(outputs.detach(), targets)
@@ -192,7 +192,7 @@ class Meter:
                     f"metrics returned {type(metrics).__name__}, no mapping from names to numbers"
                 )
             for name, value in metrics.items():
-                self._sums[name] = self._sums.get(name, 0.0) + float(value)
+                self._sums[name] = self._sums.get(name, 0.0) + _number(name, value)
             self._micro_batches += 1
         return self._loss(outputs, targets)
 
@@ -231,3 +231,11 @@ class Meter:
         micro_batches = sum(count for _, count in counted)
         names = sorted({name for sums, _ in counted for name in sums})
         return {name: sum(sums.get(name, 0.0) for sums, _ in counted) / micro_batches for name in names}
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a metric as a number; raise TypeError with its name if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"metrics returned {type(value).__name__} as {name!r}, no single number") from None
