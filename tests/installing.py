@@ -45,6 +45,14 @@ def install_example(folder: Path) -> None:
     register(folder, own["name"], groups)
 
 
+def install_method(folder: Path, package: str, method: str, pure: str, runtime: str) -> None:
+    """A package with the pure half of a method, and the module `runtime` beside it."""
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").write_text(pure)
+    (folder / package / "runtime.py").write_text(runtime)
+    register(folder, package.replace("_", "-"), {"weft.methods": {method: f"{package}:BUNDLE"}})
+
+
 def register(folder: Path, name: str, groups: _EntryPoints) -> None:
     """Write the metadata that `importlib.metadata` reads."""
     metadata = folder / f"{name.replace('-', '_')}-1.0.dist-info"

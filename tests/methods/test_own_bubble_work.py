@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from installing import ROOT, register
+from installing import ROOT, install_method, register
 from pool import WorkerPool
 from pooled_runs import trained
 from stopped_runs import saved, text_run
@@ -102,11 +102,7 @@ def weft_peak(packages: Path) -> Path:
     """The package that the page about work in bubbles prints."""
     text = (ROOT / "docs" / "bubble-work.md").read_text(encoding="utf-8")
     pure, runtime = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    folder = packages / "weft_peak"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(pure)
-    (folder / "runtime.py").write_text(runtime)
-    register(packages, "weft-peak", {"weft.methods": {"weight-peak": "weft_peak:BUNDLE"}})
+    install_method(packages, "weft_peak", "weight-peak", pure, runtime)
     return packages
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from installing import register
+from installing import install_method
 from pool import WorkerPool
 from pooled_runs import prepared, trained
 from stopped_runs import saved, text_run
@@ -96,11 +96,7 @@ place_anew_every = {every}
 
 @pytest.fixture
 def naps(packages: Path) -> Path:
-    folder = packages / "weft_naps"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(PURE)
-    (folder / "runtime.py").write_text(RUNTIME)
-    register(packages, "weft-naps", {"weft.methods": {"naps": "weft_naps:BUNDLE"}})
+    install_method(packages, "weft_naps", "naps", PURE, RUNTIME)
     return packages
 
 

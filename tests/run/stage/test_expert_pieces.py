@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 import torch
 from decoder_models import tiny_decoder
+from segment_runs import borders_of, in_segments, whole
 from thread_group import ThreadGroup, in_groups
 
 from weft.describe.decoder_row import ROWS
 from weft.methods.expert_exchanges.kinds import EXPERT_COMBINE, EXPERT_DISPATCH
-from weft.program.segments import Border, StageSegments
 from weft.run.stage.build import build_stage
 from weft.run.stage.expert_pieces import ExpertCut
-from weft.run.stage.pieces import Tape
-from weft.run.stage.segments import StageRun
 
 # Without those whose blocks are not cut: linear attention, and experts beside a feed-forward.
 MIXTURES = sorted(
@@ -26,40 +24,11 @@ MIXTURES = sorted(
 RANKS, SAMPLES = 2, 4
 
 
-def whole(stage: Any, tokens: torch.Tensor) -> torch.Tensor:
-    output = stage(tokens)
-    output.pow(2).sum().backward()
-    return output.detach()
-
-
-def in_segments(
-    stage: Any, tokens: torch.Tensor, group: ThreadGroup, *, splits: bool = False
-) -> torch.Tensor:
-    """The stage in segments, with a border wherever its cut has one; `splits`: weight parts come last."""
+def expert_segments(stage: Any, tokens: torch.Tensor, group: ThreadGroup, *, splits: bool) -> torch.Tensor:
+    """The stage with a border wherever its cut has one, in both ways."""
     cut = ExpertCut(stage)
-    kinds = (EXPERT_DISPATCH, EXPERT_COMBINE) * (len(cut.borders) // 2)
-    borders = tuple(Border(kind=kind, bytes=0, most_bytes=0) for kind in kinds)
-    run = StageRun(
-        0, cut, StageSegments(forward=borders, backward=borders, split=(False,) * (len(borders) + 1))
-    )
-    tape, value = Tape(), tokens
-    run.begin(tape, tokens)
-    for segment in range(len(borders) + 1):
-        entered = value if segment == 0 else value.detach().requires_grad_()
-        value = run.run(tape, segment, entered)
-        if segment < len(borders):
-            value = run.cross(tape, segment, value, group, backward=False)
-    gradient: Any = 2.0 * value
-    parts: list[Any] = []
-    for segment in range(len(borders), -1, -1):
-        gradient, left = run.go_back(tape, segment, gradient, splits=splits)
-        parts += left
-        if segment > 0:
-            gradient = run.cross(tape, segment - 1, gradient, group, backward=True)
-    assert bool(parts) == splits
-    for part in parts:
-        part.run()
-    return value
+    borders = borders_of((EXPERT_DISPATCH, EXPERT_COMBINE) * (len(cut.borders) // 2))
+    return in_segments(cut, tokens, group, borders, borders, splits=splits)
 
 
 @pytest.mark.parametrize("splits", [False, True])
@@ -74,7 +43,7 @@ def test_a_stage_in_segments_computes_and_sends_what_the_whole_one_does(
         found = []
         for run in (
             lambda stage: whole(stage, tokens),
-            lambda stage: in_segments(stage, tokens, group, splits=splits),
+            lambda stage: expert_segments(stage, tokens, group, splits=splits),
         ):
             stage: Any = build_stage(
                 config, range(config.layers + 2), 3, torch.float64, expert_share=(group.place, RANKS)

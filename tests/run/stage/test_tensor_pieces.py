@@ -6,50 +6,24 @@ from typing import Any
 
 import pytest
 import torch
+from segment_runs import borders_of, in_segments, whole
 from small_plans import divisible
 from thread_group import ThreadGroup, in_groups
 
 from weft.methods.tensor_collectives.kinds import TENSOR_BACKWARD, TENSOR_FORWARD
-from weft.program.segments import Border, StageSegments
 from weft.run.stage.build import build_stage
-from weft.run.stage.pieces import Tape
-from weft.run.stage.segments import StageRun
 from weft.run.stage.tensor_pieces import TensorCut
 
 RANKS, SAMPLES = 2, 4
 
 
-def whole(stage: Any, given: torch.Tensor) -> torch.Tensor:
-    output = stage(given)
-    output.pow(2).sum().backward()
-    return output.detach()
-
-
-def in_segments(stage: Any, given: torch.Tensor, group: ThreadGroup, *, splits: bool) -> torch.Tensor:
-    """The stage in segments; `splits`: weight parts come last."""
+def tensor_segments(stage: Any, given: torch.Tensor, group: ThreadGroup, *, splits: bool) -> torch.Tensor:
     cut = TensorCut(stage)
     there, back = (
-        tuple(Border(kind=kind, bytes=0, most_bytes=0) for one in cut.borders if getattr(one, way))
+        borders_of([kind for one in cut.borders if getattr(one, way)])
         for kind, way in ((TENSOR_FORWARD, "forward"), (TENSOR_BACKWARD, "backward"))
     )
-    run = StageRun(0, cut, StageSegments(forward=there, backward=back, split=(False,) * (len(back) + 1)))
-    tape, value = Tape(), given
-    run.begin(tape, given)
-    for segment in range(len(there) + 1):
-        value = run.run(tape, segment, value.detach().requires_grad_() if segment else given)
-        if segment < len(there):
-            value = run.cross(tape, segment, value, group, backward=False)
-    gradient: Any = 2.0 * value
-    parts: list[Any] = []
-    for segment in range(len(back), -1, -1):
-        gradient, left = run.go_back(tape, segment, gradient, splits=splits)
-        parts += left
-        if segment > 0:
-            gradient = run.cross(tape, segment - 1, gradient, group, backward=True)
-    assert bool(parts) == splits
-    for part in parts:
-        part.run()
-    return value
+    return in_segments(cut, given, group, there, back, splits=splits)
 
 
 @pytest.mark.parametrize("splits", [False, True])
@@ -69,7 +43,7 @@ def test_a_stage_in_segments_computes_what_the_whole_one_does(family: str, first
             )
             stage.tensor.connect(group)
             given = stream.clone().requires_grad_() if first else tokens
-            output = in_segments(stage, given, group, splits=splits) if cuts else whole(stage, given)
+            output = tensor_segments(stage, given, group, splits=splits) if cuts else whole(stage, given)
             found.append([output, given.grad, *(one.grad for one in stage.parameters())])
         return found
 
