@@ -19,7 +19,8 @@ from harness import Report, parser
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
 from weft.methods.bubble_filling.report import Filled
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 
 MODELS = ("bert-base", "bert-large")
 DEVICES = ("p100-16gb", "a100-80gb", "h100-80gb")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.describe.run_file import parse_run
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.program.rank_program import part_of
 from weft.run.record.recorder import Recorder
 from weft.training.directory.run_directory import RunDirectory

@@ -24,7 +24,7 @@ from weft.describe.models import CONFIG_FILE, resolve_model
 from weft.describe.plan import Plan
 from weft.describe.plan_file import PlanFile
 from weft.describe.run_file import load_run, parse_run
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.stage.build import build_stage

@@ -12,7 +12,7 @@ from pool import WorkerPool
 
 from weft.api import finished
 from weft.files import weft_home
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.run.launch.worker_start import WorkerContext
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.loop import train

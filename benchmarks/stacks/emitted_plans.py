@@ -16,7 +16,7 @@ from weft.doors.emit import OWN_RUNS, emit
 from weft.doors.emit.base import Emitted
 from weft.errors import InputError
 from weft.moves.layout import build_plan
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import problem_of_run
 from weft.run.supported import unsupported
 

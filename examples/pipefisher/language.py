@@ -25,7 +25,7 @@ from digits import CLUSTER
 from studies import Effort, Finalist, Grid, Study, as_json, report
 from trainings import Arm, Job, planned
 
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 WIDTH, BLOCKS, HEADS, VOCABULARY, SEQUENCE = 64, 4, 4, 260, 32
 EVERY, TUNED_ON = 3, 4

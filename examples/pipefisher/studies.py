@@ -18,7 +18,7 @@ from trainings import NO_LOSS, Arm, Curve, Job, Ranks, Training, planned, train_
 
 from weft.describe.plan import Plan
 from weft.planning.decisions import decided_words
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 GROWTH = 3.0
 # Dampings below have no effect beside rounding.

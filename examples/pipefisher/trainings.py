@@ -27,7 +27,8 @@ from weft.describe.plan import Choice, Plan
 from weft.describe.run_file import load_run
 from weft.errors import RunError
 from weft.planning.compile import compile_part
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
 from weft.run.workspace import Samples

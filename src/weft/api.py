@@ -20,7 +20,8 @@ from weft.errors import InputError, Violation
 from weft.installed import require_no_import
 from weft.moves.layout import flops_per_layer
 from weft.moves.layout_of_plan import layout_of
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Candidate
 from weft.progress import ProgressReport, unwatched
 from weft.run.launch.workers import require_torch

@@ -7,7 +7,7 @@ from typing import Any
 from weft.describe.layout import Layout
 from weft.describe.run_file import RunFile, run_of_keywords
 from weft.moves.layout import build_plan
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import problem_of_run
 
 

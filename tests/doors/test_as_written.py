@@ -12,7 +12,7 @@ from weft.doors.emit import EMITTERS, NO_LAYOUTS, OWN_RUNS, emit
 from weft.doors.explained import explain_text
 from weft.doors.implied import Answers
 from weft.moves.layout_of_plan import layout_of
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 STACKS = sorted(set(EMITTERS) - NO_LAYOUTS)
 

@@ -21,7 +21,7 @@ from weft.doors.emit import EMITTERS, OWN_RUNS, emit
 from weft.doors.emit.base import Decided
 from weft.doors.explain import read_configuration
 from weft.errors import InputError
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 PIPELINE = {"pp": 4, "dp": 4, "sharding": "zero-1"}
 

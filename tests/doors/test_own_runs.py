@@ -22,7 +22,8 @@ from weft.doors.emit import emit
 from weft.doors.emit.base import Decided
 from weft.doors.emit.own_run import files, nodes_of, run_name, start_commands
 from weft.errors import InputError
-from weft.planning.planned import PlannedJob, planned_for
+from weft.planning.planned import planned_for
+from weft.planning.planned_job import PlannedJob
 from weft.training.session import reopen
 
 # Stand-ins that write down how they are called.

@@ -15,7 +15,7 @@ from weft.doors.configuration import Configuration
 from weft.doors.emit import emit
 from weft.doors.explain import READERS, read_configuration
 from weft.errors import InputError
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 STACKS = {
     "megatron": "Megatron-LM",

@@ -24,7 +24,8 @@ from weft.methods.evaluate.kinds import (
 )
 from weft.methods.evaluate.sizes import most_micro_batches, most_steps_of, pieces_of
 from weft.planning.job_rules import refused_by_methods
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.program.kinds import STEP, is_any_of
 from weft.program.verify import require_valid, verify
 

@@ -27,7 +27,7 @@ from weft.methods.expert_balance.program import mixtures
 from weft.methods.expert_balance.relocation import expert_bytes, relocation
 from weft.methods.expert_balance.report import SECTION
 from weft.moves.layout import build_plan
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import Problem, problem_of
 from weft.predict.predict import predict
 from weft.program.arrays import Floats, Ints

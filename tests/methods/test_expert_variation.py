@@ -20,7 +20,7 @@ from weft.methods.expert_balance.places import busiest, first_places
 from weft.methods.expert_balance.program import mixtures
 from weft.methods.expert_balance.variation import expected_busiest
 from weft.moves.layout import build_plan
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import Problem, problem_of
 from weft.predict.predict import predict
 

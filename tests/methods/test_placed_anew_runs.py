@@ -17,7 +17,7 @@ from stopped_runs import saved, text_run
 
 from weft.methods.bubble_filling.drift import read_factors
 from weft.methods.bubble_filling.options import options_of, read_windows
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.program.kinds import BACKWARD, FORWARD, KINDS, is_any_of
 from weft.program.verify import verify
 from weft.training.directory.event_words import event_words

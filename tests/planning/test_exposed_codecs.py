@@ -12,7 +12,8 @@ from weft.describe.reading import parse_toml
 from weft.describe.run_file import parse_run
 from weft.methods.clan.options import ClanOptions
 from weft.planning.exposed_codecs import codec_change, codec_rows, exposed_codecs
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.planning.sync_comparison import sync_figures
 from weft.program.kinds import KINDS
 

@@ -11,7 +11,8 @@ import weft
 from weft.cli.tables.plan import LAUNCHING_SHARE, breakdown_text
 from weft.describe.plan import Launch
 from weft.describe.run_file import parse_run
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.predict.corrections import Correction
 from weft.predict.cost.host_launches import HALF_WIDTH
 from weft.predict.cost.placed_plan import PlacedPlan

@@ -22,7 +22,8 @@ from weft.planning.lost_replicas import (
     refused_deaths,
     replicas_of,
 )
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.program.verify import verify
 
 CONFIG = tiny(layers=2)

@@ -15,7 +15,8 @@ from weft.describe.plan import GRADIENT_NORM, Plan
 from weft.describe.plan_subject import subject_of
 from weft.describe.run_file import RunFile, parse_run
 from weft.errors import InputError, Violation
-from weft.planning.planned import PlannedJob, plan_run, planned_for
+from weft.planning.planned import plan_run, planned_for
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import problem_of_run
 from weft.predict.cost.memory import ALLOCATOR_SLACK

@@ -19,7 +19,8 @@ from weft.errors import InputError
 from weft.planning.compile import compile_plan
 from weft.planning.moved_states import MovedStates, holdings
 from weft.planning.plan_file_job import moved_job
-from weft.planning.planned import PlannedJob, decided_file, plan_run
+from weft.planning.planned import decided_file, plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.replanning import REPAIR, NextPlan, Replanning, front, paid_after, replan
 from weft.program.verify import verify

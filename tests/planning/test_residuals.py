@@ -15,7 +15,7 @@ from weft.describe.layout import PartialLayout
 from weft.describe.prediction import SHARED
 from weft.describe.request import request_of
 from weft.describe.run_file import run_of_keywords
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Verdict, get_planner
 from weft.planning.planners.bounds import Bounds
 from weft.planning.problem import Problem, measured_problem

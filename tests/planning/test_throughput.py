@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft.describe.cluster_file import parse_cluster
 from weft.describe.layout import Layout
 from weft.moves.layout import build_plan
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import Problem, problem_of
 from weft.planning.throughput import Throughput, doubt, peak_flops_per_s, throughput
 

@@ -18,7 +18,7 @@ from weft.describe.families import layer_graph
 from weft.describe.plan import Plan
 from weft.describe.plan_file import check_plan
 from weft.planning.compile import compile_evaluation, compile_folded, compile_part, compile_plan
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners.base import Candidate, Verdict
 from weft.planning.planners.bounds import Bounds
 from weft.planning.planners.simulated import judged

@@ -20,7 +20,8 @@ from weft.describe.prediction import Prediction
 from weft.describe.run_file import parse_run
 from weft.moves.layout import build_plan, flops_per_layer
 from weft.moves.layout_of_plan import layout_of
-from weft.planning.planned import PlannedJob, plan_run, planned_for
+from weft.planning.planned import plan_run, planned_for
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import problem_of_run
 
 FILES = Path(__file__).parent / "version_1"

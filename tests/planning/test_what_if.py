@@ -12,7 +12,8 @@ from weft.describe.cluster_file import parse_cluster
 from weft.describe.run_file import run_of_keywords
 from weft.errors import InputError
 from weft.planning.goals import price_per_hour
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Verdict
 from weft.planning.problem import problem_of_run
 from weft.planning.what_if import TOGETHER, Forecast, on_cluster, what_if

@@ -29,7 +29,7 @@ from weft.describe.plan_versions import former_ids
 from weft.describe.run_file import parse_run
 from weft.errors import RunError
 from weft.planning.compile import compile_plan
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.launch.worker_start import WorkerContext
 from weft.run.record.recorder import collect_timeline

@@ -13,7 +13,7 @@ from pooled_runs import prepared
 from weft.cli.main import run
 from weft.describe.run_file import load_run
 from weft.errors import InputError
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.training.checkpoint.manifest import generation_path, manifest
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.session import reopen

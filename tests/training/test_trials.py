@@ -12,7 +12,8 @@ from weft.cli.main import run as weft
 from weft.describe.plan_file import load_plan
 from weft.describe.run_file import run_of_keywords
 from weft.errors import InputError, RunError, Violation
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Candidate
 from weft.predict.ledger import Ledger
 from weft.training import trials

@@ -22,7 +22,7 @@ from weft.cli.runs import Progress
 from weft.describe.plan import Plan
 from weft.describe.units import format_seconds
 from weft.errors import InputError
-from weft.planning.planned import Later
+from weft.planning.planned_job import Later
 from weft.run.launch.worker_start import WorkerContext
 from weft.training import loop
 from weft.training.directory.run_directory import PLAN_FILES, RunDirectory

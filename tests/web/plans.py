@@ -8,7 +8,8 @@ from typing import Any
 import weft
 from weft.describe.run_file import run_of_keywords
 from weft.planning.curve import Curve, curve
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import problem_of
 
 

@@ -25,7 +25,8 @@ from weft.planning.advice import advised
 from weft.planning.alternatives import alternatives
 from weft.planning.decisions import decided_words
 from weft.planning.fewer_nodes import FewerNodes
-from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file
+from weft.planning.planned import DEFAULT_PLANNER, decided_file
+from weft.planning.planned_job import PlannedJob
 from weft.planning.what_if import Forecast, what_if
 from weft.run.launch.workers import require_torch
 from weft.training.directory.learning import learn_from_trials

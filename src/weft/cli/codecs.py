@@ -9,7 +9,7 @@ from typing import Any
 from weft.cli.output import console
 from weft.describe.synchronisation import DENSE
 from weft.planning.exposed_codecs import codec_change, codec_rows, exposed_codecs
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.timeline.timeline import Timeline
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.session import reopen

@@ -14,7 +14,7 @@ from weft.doors.emit.base import Decided, Emitted
 from weft.doors.explain import read_configuration
 from weft.doors.implied import PredictedPlan, carried_out, planned_layout
 from weft.errors import InputError
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.run.supported import planned_only, unsupported
 
 

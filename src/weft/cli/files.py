@@ -22,7 +22,7 @@ from weft.describe.run_file import RunFile, commented_run_file
 from weft.describe.run_tables.methods import run_tables
 from weft.destinations import require_new
 from weft.errors import InputError, Violation, require_choice
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.run.supported import planned_only
 from weft.training.refusals import checkpoint_problems, refusals
 from weft.training.session import job_in

@@ -30,7 +30,8 @@ from weft.describe.units import format_bytes, format_seconds
 from weft.errors import InputError, Violation
 from weft.planning.advice import Advised
 from weft.planning.comparison import Answer, compare_planners
-from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, decided_file, plan_run
+from weft.planning.planned import DEFAULT_PLANNER, decided_file, plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Planner, get_planner
 from weft.planning.planners.weft import WeftPlanner
 from weft.planning.precisions import precisions_of

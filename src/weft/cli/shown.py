@@ -37,7 +37,7 @@ from weft.describe.reading import holds_json
 from weft.describe.run_file import load_run, naming
 from weft.describe.units import counted, format_bytes, format_seconds
 from weft.errors import InputError, Violation
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import Problem, problem_of_run
 from weft.predict.predict import PredictedStep
 from weft.program.kinds import KINDS

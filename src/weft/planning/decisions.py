@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.bundles import parts
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.planning.lost_replicas import goes_on
 from weft.planning.measured_changes import changes_of
-from weft.planning.planned import PlannedJob, plan_run, posed
+from weft.planning.planned import plan_run, posed
+from weft.planning.planned_job import PlannedJob
 from weft.progress import CountedWork, ProgressReport, unwatched
 
 LEAST, MOST = "run.min_nodes", "run.max_nodes"

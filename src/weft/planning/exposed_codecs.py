@@ -20,7 +20,8 @@ from weft.describe.units import format_seconds
 from weft.errors import InputError
 from weft.planning.long_steps import predict_long
 from weft.planning.measured_changes import Decision
-from weft.planning.planned import PlannedJob, plan_problems
+from weft.planning.planned import plan_problems
+from weft.planning.planned_job import PlannedJob
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.pricing import Pricing
 from weft.predict.cost.traffic import codec_shares

@@ -13,7 +13,8 @@ from weft.describe.one_line import one_line
 from weft.describe.run_file import RunFile, changed
 from weft.errors import InputError
 from weft.planning.goals import goal_value, goal_words
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Planner
 from weft.progress import CountedWork, ProgressReport, unwatched
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.bundles import parts
 from weft.errors import Violation
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 
 @dataclass(frozen=True, kw_only=True)

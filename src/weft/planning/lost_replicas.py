@@ -9,7 +9,8 @@ from weft.describe.run_tables.training import GO_ON
 from weft.describe.synchronisation import indispensable
 from weft.describe.units import counted, format_bytes
 from weft.errors import Violation
-from weft.planning.planned import TO_GO_BACK, PlannedJob, changed_to
+from weft.planning.planned import changed_to
+from weft.planning.planned_job import TO_GO_BACK, PlannedJob
 
 # The event of replicas whose processes were killed, and that of the others with their first step after it.
 DIED, WENT_ON = "replicas died", "went on"

@@ -11,7 +11,7 @@ from weft.describe.plan import Plan
 from weft.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
-    from weft.planning.planned import PlannedJob
+    from weft.planning.planned_job import PlannedJob
 
 
 @dataclass(frozen=True, kw_only=True)

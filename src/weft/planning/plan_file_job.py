@@ -9,7 +9,8 @@ from weft.describe.plan_file import PlanFile, load_plan_file
 from weft.describe.plan_subject import PlanSubject, subject_of
 from weft.describe.run_file import run_of_keywords
 from weft.errors import InputError, Violation
-from weft.planning.planned import PlannedJob, moved, planned_for
+from weft.planning.planned import moved, planned_for
+from weft.planning.planned_job import PlannedJob
 
 
 def plan_file_job(path: Path, *, model: str | None = None, on: str | None = None) -> PlannedJob:

@@ -36,7 +36,8 @@ from weft.planning.placement.board import UNPLACED
 from weft.planning.placement.graph import OperatorGraph
 from weft.planning.placement.list_scheduler import earliest_task_first
 from weft.planning.placement.preparation import CoPlacement, PreparedGraph, prepared
-from weft.planning.planned import DEFAULT_PLANNER, PlannedJob, posed
+from weft.planning.planned import DEFAULT_PLANNER, posed
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Candidate, Verdict, get_planner
 from weft.planning.planners.baechi.inputs import PlacementInputs, PlacementQuestion, questions
 from weft.planning.planners.baechi.planner import CO_PLACEMENTS

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from weft.bundles import parts
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.timeline.timeline import Timeline
 
 # A label, and the figure or words.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weft.describe.prediction import Prediction
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.predict.corrections import Correction, Key, LeftOut, Observation, Part, Peaks, fit, left_out
 from weft.predict.corrections_file import (
     Residuals,

@@ -10,7 +10,7 @@ import numpy as np
 from weft.describe.units import format_bytes
 from weft.moves.cutting import INSIDE, Cutter
 from weft.planning.decisions import DecidedWords
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import ReportSection
 from weft.program.segments import segment_borders
 

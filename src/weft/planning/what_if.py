@@ -17,7 +17,8 @@ from weft.errors import InputError, Violation
 from weft.files import weft_home
 from weft.planning.cluster_changes import changed_cluster
 from weft.planning.goals import cost_per_million
-from weft.planning.planned import PlannedJob, plan_problems, renamed
+from weft.planning.planned import plan_problems, renamed
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Candidate, Planner, Verdict, get_planner
 from weft.planning.planners.simulated import judged
 from weft.planning.problem import Problem

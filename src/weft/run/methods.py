@@ -24,7 +24,7 @@ from weft.run.streams import Completion, Value
 from weft.run.transport.mesh import Groups
 
 if TYPE_CHECKING:
-    from weft.planning.planned import PlannedJob
+    from weft.planning.planned_job import PlannedJob
     from weft.run.handlers.base import Handler
     from weft.run.resources import Resources
     from weft.run.stage.stage_pass import StagePass

@@ -17,7 +17,7 @@ from torch import nn
 from weft.describe.plan import GRADIENT_NORM, Plan
 from weft.describe.synchronisation import keeps_gradients_local, micro_batches_of_steps
 from weft.errors import InputError, RunError, Violation
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.program.buffers import last_gradients
 from weft.program.rank_program import RankProgram
 from weft.run.executor import Executor, Outcome, require_supported

@@ -17,7 +17,7 @@ import numpy as np
 from weft.describe.plan import Plan
 from weft.describe.synchronisation import micro_batches_of_steps, steps_apart
 from weft.errors import RunError
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, SAMPLE_SOURCES
 from weft.program.arrays import Ints
 from weft.run.launch.heartbeat import beating

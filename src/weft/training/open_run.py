@@ -19,7 +19,7 @@ from weft.describe.plan_versions import current_id, former_ids
 from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.files import weft_home
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.program.rank_program import RankProgram
 from weft.run.accelerator import require_same_bits
 from weft.run.launch.flight_recorder import record_path

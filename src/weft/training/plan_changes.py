@@ -7,7 +7,8 @@ from typing import Any
 from weft.describe.plan_file import parse_plan_file
 from weft.errors import RunError
 from weft.planning.measured_changes import Decision, MeasuredChange, changes_of
-from weft.planning.planned import PlannedJob, changed_to
+from weft.planning.planned import changed_to
+from weft.planning.planned_job import PlannedJob
 from weft.run.record.recorder import collect_timeline
 from weft.timeline.critical_path import MOST_CYCLES
 from weft.training.coordination.agreement import from_first_rank, together

@@ -16,7 +16,7 @@ from weft.files import weft_home
 from weft.planning.elastic import refused_limits
 from weft.planning.job_rules import refused_by_methods
 from weft.planning.lost_replicas import refused_deaths
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.run.stage.compilable import compile_problems
 from weft.run.supported import missing_packages, planned_only, unsupported
 from weft.training.checkpoint.manifest import CHECKPOINTS, generations, verify

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.errors import InputError, Violation
 from weft.planning.lost_replicas import job_among
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.run.launch.rolls import REPLACES
 from weft.run.launch.worker_main import AGENT_PID
 from weft.run.launch.worker_start import own_context

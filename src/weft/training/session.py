@@ -19,7 +19,8 @@ from weft.planning.elastic import plans_at_hand
 from weft.planning.lost_replicas import LEAST, goes_on, ranks_of_replicas
 from weft.planning.measured_changes import changes_of
 from weft.planning.plan_file_job import moved_job, plan_file_job
-from weft.planning.planned import PlannedJob, plan_run, planned_for, taking_over
+from weft.planning.planned import plan_run, planned_for, taking_over
+from weft.planning.planned_job import PlannedJob
 from weft.predict.ledger import STEP, Ledger
 from weft.progress import ProgressReport, progress_file, unwatched
 from weft.run.launch.rolls import Replicas

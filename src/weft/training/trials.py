@@ -19,7 +19,8 @@ from weft.describe.run_file import RunFile
 from weft.describe.run_tables.training import CheckpointTable, ReportTable
 from weft.describe.this_machine import THIS_MACHINE
 from weft.errors import InputError, RunError, Violation
-from weft.planning.planned import PlannedJob, decided_file
+from weft.planning.planned import decided_file
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Candidate
 from weft.planning.residuals import measured_peaks, observe
 from weft.predict.corrections import Observation

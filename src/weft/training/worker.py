@@ -25,7 +25,7 @@ from weft.run.launch.worker_main import AGENT_PID
 from weft.training.directory.run_lock import only_run
 
 if TYPE_CHECKING:
-    from weft.planning.planned import PlannedJob
+    from weft.planning.planned_job import PlannedJob
     from weft.run.launch.worker_start import WorkerContext
     from weft.training.directory.node_meeting import ChoosePlan, MetNodes
 

@@ -11,7 +11,7 @@ import weft
 from weft.cli.tables.answer import ALTERNATIVES, answer, plain_words
 from weft.describe.units import format_bytes, format_seconds
 from weft.planning.alternatives import alternatives
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 # The lines of a terminal of usual height, less the prompts before and after.
 SCREEN = 30

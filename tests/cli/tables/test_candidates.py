@@ -12,7 +12,7 @@ from weft.cli.tables.candidates import plans_table
 from weft.describe.cluster import Cluster
 from weft.describe.units import format_bytes
 from weft.planning.advice import Advised
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Candidate, Verdict
 from weft.planning.ties import Standing
 

@@ -31,7 +31,8 @@ from weft.methods.bubble_filling.works import with_options
 from weft.planning.elastic import refused_limits
 from weft.planning.job_rules import refused_by_methods
 from weft.planning.measured_changes import changes_of
-from weft.planning.planned import Later, PlannedJob, changed_to, plan_run
+from weft.planning.planned import changed_to, plan_run
+from weft.planning.planned_job import Later, PlannedJob
 from weft.program.kinds import KINDS, SEND_ACTIVATION, is_compute
 from weft.program.verify import verify
 from weft.timeline.timeline import Timeline

@@ -12,7 +12,8 @@ from predict.cost.machines import CPU, GPU, MACHINE, cluster
 from weft.describe.cluster import Cluster
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
-from weft.planning.planned import PlannedJob, plan_run
+from weft.planning.planned import plan_run
+from weft.planning.planned_job import PlannedJob
 from weft.predict.cost.host_link import LOOPBACK, TRANSFER_SPREAD, host_copy_s
 from weft.predict.cost.network import Network
 

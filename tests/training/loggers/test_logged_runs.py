@@ -22,7 +22,7 @@ from weft.describe.families import layer_graph
 from weft.describe.job import Job
 from weft.describe.run_file import parse_run
 from weft.errors import InputError
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import Problem
 from weft.run.launch.worker_start import WorkerContext
 from weft.training.directory.run_directory import RunDirectory

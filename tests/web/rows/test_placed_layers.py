@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from web.plans import branches, two_stages
 
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.program.kinds import FORWARD
 from weft.web.rows.placed_layers import placed_layers
 from weft.web.rows.plan import ranks_of

@@ -7,7 +7,7 @@ import pytest
 from web.plans import branches, two_stages
 
 from weft.planning.compile import pipeline_layout
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.program.kinds import COMPUTATIONS
 from weft.timeline.figures import peak_in_flight
 from weft.web.rows.stage_graph import StageDiagram, stage_graph

@@ -27,7 +27,7 @@ from weft.planning.alternatives import Alternative
 from weft.planning.decisions import decided_words
 from weft.planning.fewer_nodes import FewerNodes
 from weft.planning.goals import cost_words, unpriced
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.throughput import doubt
 from weft.planning.ties import standing
 from weft.web.rows.plan import equal_ranks

@@ -13,7 +13,7 @@ from weft.cli.output import folded_table
 from weft.describe.cluster import Cluster
 from weft.describe.plan import Plan, precision_words
 from weft.describe.units import counted, format_bytes, format_count, format_flops_per_s
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.problem import Problem
 from weft.predict.memory_parts import MemoryPart
 from weft.program.arrays import Ints

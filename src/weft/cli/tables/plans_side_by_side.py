@@ -9,7 +9,7 @@ from rich.table import Table
 
 from weft.cli.output import folded_table
 from weft.describe.units import format_bytes, format_count, format_seconds
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 
 def predicted_record(planned: PlannedJob) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from weft.doors.emit import (
 )
 from weft.doors.emit.base import Emitted, require_family
 from weft.errors import require_choice
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 EMITTERS: Mapping[str, Callable[[PlannedJob], Emitted]] = MappingProxyType(
     {

@@ -15,7 +15,7 @@ from weft.describe.plan import Recompute
 from weft.doors.emit.base import Decided, Emitted, Loss, header, require_family, unexpressed
 from weft.doors.keys import ACCELERATE, IN_DEEPSPEED, IN_MEGATRON, IN_SIZES
 from weft.doors.replicas import group_counts, replica_counts
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 # Arguments of transformers' Trainer, with the keys of the optimizer.
 _ARGUMENTS = {

@@ -19,7 +19,7 @@ from weft.describe.plan import Plan
 from weft.describe.run_file import RunFile
 from weft.errors import InputError, Violation
 from weft.moves.layout_of_plan import usual_layout_of
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.predict.cost.residency import KeptAway
 from weft.program.schedules.depth_first import DepthFirst
 

@@ -14,7 +14,7 @@ from typing import Any
 from weft.doors.configuration import AUTO
 from weft.doors.emit.base import Decided, Emitted, Loss, unexpressed
 from weft.doors.keys import DEEPSPEED
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 NAME = "deepspeed"
 STACK = "DeepSpeed"

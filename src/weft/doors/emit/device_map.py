@@ -11,7 +11,7 @@ import json
 from weft.describe.families.captured import FAMILY
 from weft.doors.emit.base import Emitted, Loss
 from weft.errors import InputError, Violation
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 NAME = "device-map"
 STACK = "accelerate"

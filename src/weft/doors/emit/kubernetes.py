@@ -11,7 +11,7 @@ from textwrap import indent
 from weft.doors.emit.base import Decided, Emitted, Loss, header
 from weft.doors.emit.own_run import PORT, Nodes, files, losses_of, nodes_of, run_name, worker
 from weft.planning.elastic import node_limits
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 NAME = "k8s"
 # The limit of a ConfigMap.

@@ -15,7 +15,7 @@ from weft.describe.model import ModelConfig
 from weft.doors.emit.base import Decided, Emitted, Loss, header, unexpressed
 from weft.doors.keys import MEGATRON_LM
 from weft.doors.replicas import group_counts
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 NAME = "megatron"
 STACK = "Megatron-LM"

@@ -18,7 +18,7 @@ from weft.describe.tasks import sources_of
 from weft.doors.emit.base import Decided, Loss
 from weft.errors import InputError
 from weft.planning.elastic import node_limits, refused_limits
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 PORT = 29500
 WORKER = "-m weft.training.worker"

@@ -7,7 +7,7 @@ from textwrap import indent
 from weft.doors.emit.base import Decided, Emitted, Loss, header
 from weft.doors.emit.own_run import here_documents, losses_of, nodes_of, run_name, worker
 from weft.errors import InputError, Violation
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 NAME = "skypilot"
 # Names other than the catalogue's in capitals.

@@ -12,7 +12,7 @@ from weft.doors.emit.own_run import (
     worker,
 )
 from weft.planning.elastic import node_limits
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 NAME = "slurm"
 _FOLDER = '"$RUN_DIRECTORY"'

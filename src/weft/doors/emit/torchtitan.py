@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.doors.emit.base import Decided, Emitted, header
 from weft.doors.emit.torchtitan_keys import decide, degrees, flavor, learning_rate, parts, training
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 NAME = "torchtitan"
 _MODULE = "weft_torchtitan"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from weft.doors.emit.base import Decided, Loss, unexpressed
 from weft.doors.keys import TORCHTITAN
 from weft.doors.replicas import replica_counts
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 STACK = "torchtitan"
 FAMILIES = ("llama",)

@@ -18,7 +18,7 @@ from weft.doors.emit.torchtitan_keys import (
     parts,
     training,
 )
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 NAME = "torchtitan-toml"
 _MODULES = {"embedding": ["tok_embeddings"], "head": ["norm", "output"]}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.methods.auxiliary_head.options import options_of
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import ChartLine, ReportSection, Rows, SectionChart
 
 METRIC = "auxiliary_loss"

@@ -23,7 +23,7 @@ from weft.methods.bubble_filling.works import with_options
 from weft.planning.job_rules import JobRule
 from weft.planning.long_steps import predict_long
 from weft.planning.measured_changes import Decision, MeasuredChange
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.timeline.timeline import Timeline
 
 KEY = f"{TABLE_NAME}.place_anew_every"

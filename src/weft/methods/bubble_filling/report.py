@@ -17,7 +17,7 @@ from weft.methods.bubble_filling.step_works import step_works_of
 from weft.methods.bubble_filling.works import items_of, with_options
 from weft.planning.compile import compile_plan
 from weft.planning.decisions import DecidedWords
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import ReportSection, Rows
 from weft.predict.predict import predict
 from weft.program.kinds import KINDS, is_any_of, is_compute, kind_words

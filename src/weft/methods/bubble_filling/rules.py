@@ -20,7 +20,7 @@ from weft.methods.bubble_filling.table import unknown_work
 from weft.methods.bubble_filling.works import BubbleWork
 from weft.moves.composition import Composition
 from weft.planning.job_rules import JobRule
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 _METHOD = "work in bubbles"
 

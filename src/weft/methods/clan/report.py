@@ -12,7 +12,7 @@ from weft.describe.synchronisation import options_in
 from weft.methods.clan.options import NAME, ClanOptions
 from weft.planning.decisions import DecidedWords
 from weft.planning.exposed_codecs import codec_rows, exposed_codecs, exposed_words
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import ChartLine, ReportSection, Rows, SectionChart
 from weft.timeline.timeline import Timeline
 

@@ -16,7 +16,7 @@ from weft.moves.synchronisation import NOBODY, Replication, SyncChoice, SyncRefu
 from weft.planning.exposed_codecs import codec_decision
 from weft.planning.job_rules import JobRule
 from weft.planning.measured_changes import MeasuredChange
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 SHARDED = "all replicas pull all gradients, and {} wants shares of them only"
 SCALE = "errors have the scale of earlier losses, and {} changes it"

@@ -11,7 +11,7 @@ from weft.methods.cser.options import ABSENCES, DISAGREEMENT, NAME, RETURNED, ST
 from weft.methods.cser.program import owed_by, real_ratio
 from weft.methods.local_averaging.options import LEFT_OUT
 from weft.planning.lost_replicas import DIED
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import ReportSection
 
 

@@ -14,7 +14,7 @@ from weft.methods.local_averaging.program import NOBODY
 from weft.methods.local_averaging.rules import SCALES
 from weft.moves.synchronisation import Replication, SyncChoice, SyncRefusal
 from weft.planning.job_rules import JobRule
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 
 def _refuse(options: CserOptions, of: Replication) -> SyncRefusal | None:

@@ -13,7 +13,7 @@ from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import Choice, Plan
 from weft.methods.expert_balance.options import NAME, options_of
 from weft.planning.long_steps import predict_long
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.predict.cost.placed_plan import PlacedPlan
 from weft.predict.cost.price import Priced, price_placed
 from weft.program.program import Program

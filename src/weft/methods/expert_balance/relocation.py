@@ -12,7 +12,7 @@ from weft.describe.plan import Plan
 from weft.methods.expert_balance.imbalance import step_with
 from weft.methods.expert_balance.places import Swap, busiest, swap, swaps
 from weft.methods.expert_balance.program import mixtures
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.predict.cost.memory import STEPPED_BYTES
 from weft.predict.cost.network import Network
 from weft.program.arrays import Floats, Ints

@@ -12,7 +12,7 @@ from weft.describe.units import format_bytes, format_seconds
 from weft.methods.expert_balance.imbalance import step_with
 from weft.methods.expert_balance.options import options_of
 from weft.methods.expert_balance.program import mixtures
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import BySource, ChartLine, ReportSection, Rows, SectionChart
 from weft.program.arrays import Floats
 

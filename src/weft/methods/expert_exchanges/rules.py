@@ -13,7 +13,7 @@ from weft.describe.toml_table import TomlTable
 from weft.errors import Violation
 from weft.methods.expert_exchanges.program import CUTTER, NAME, Way
 from weft.planning.job_rules import JobRule
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 
 class ExpertExchangesTable(TomlTable):

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.methods.kfac.ages import steady_age
 from weft.methods.kfac.options import NAME, options_of
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import ChartLine, ReportSection, Rows, SectionChart
 
 # Steps since those whose curvature a step uses, the mean over blocks; of a block without any, all steps.

@@ -8,7 +8,7 @@ from typing import Any
 from weft.describe.synchronisation import local_steps, sync_words
 from weft.methods.local_averaging.options import LEFT_OUT, NAME
 from weft.planning.decisions import DecidedWords
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import ReportSection
 from weft.timeline.figures import WAITING
 

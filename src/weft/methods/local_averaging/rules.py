@@ -16,7 +16,7 @@ from weft.methods.local_averaging.program import NOBODY
 from weft.moves.composition import Composition
 from weft.moves.sharers import replicas_of
 from weft.planning.job_rules import JobRule
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 SCALES = "replicas that step by themselves have no common factor of their losses"
 

@@ -12,7 +12,7 @@ import numpy as np
 from weft.describe.tasks import sources_of
 from weft.methods.micro_batch_clipping.options import ClipTable, options_of
 from weft.methods.micro_batch_clipping.size import estimate
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import (
     SAMPLE_SOURCES,
     ChartLine,

@@ -9,7 +9,7 @@ from weft.methods.bubble_filling.options import options_of
 from weft.methods.bubble_filling.whole_weights import whole_weights
 from weft.methods.snapshot.program import NAME
 from weft.planning.job_rules import JobRule
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 
 def _no_checkpoints(planned: PlannedJob) -> Iterator[Violation]:

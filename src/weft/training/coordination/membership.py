@@ -20,7 +20,7 @@ import torch.distributed as dist
 from weft.describe.run_tables.training import KEPT_STATES
 from weft.errors import RunError
 from weft.planning.lost_replicas import LEAST, ranks_of_replicas
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.run.launch.failures import PeerLostError
 from weft.run.launch.rolls import Replicas, Roll, RollCall
 from weft.run.launch.worker_start import START_TIMEOUT_S, WorkerContext

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.files import weft_home
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.residuals import Lesson, learn, measured_peaks, observe
 from weft.timeline.compare import WARM_UP_STEPS
 from weft.training.directory.run_directory import RunDirectory

@@ -15,7 +15,7 @@ from weft.describe.plan_file import PlanFile, load_plan, load_plan_file
 from weft.describe.units import counted
 from weft.errors import InputError, Violation
 from weft.files import replacing, write_whole
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.training.directory.run_directory import AT_HAND, PLAN_FILES, PLAN_OF_ALL, RunDirectory, write_plan
 
 _PREPARED = "prepared"

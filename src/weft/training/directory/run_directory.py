@@ -36,7 +36,7 @@ from weft.describe.run_file import RUN_ID, RunFile, load_run
 from weft.errors import InputError, RunError, Violation
 from weft.files import append_record, records_in, write_whole
 from weft.planning.lost_replicas import WENT_ON
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.program.program import Program
 from weft.program.table import format_program
 from weft.run.record.recorder import collect_timeline

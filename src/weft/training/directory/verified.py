@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.errors import InputError, Violation
 from weft.files import write_whole
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.program.arrays import Ids
 from weft.program.rank_program import digests
 from weft.run.launch.worker_main import AGENT_PID

@@ -19,7 +19,7 @@ from weft.describe.run_tables.training import HELD_OUT_SAMPLES
 from weft.describe.tasks import is_language
 from weft.errors import InputError, Violation
 from weft.files import write_whole
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import BY_SOURCE
 from weft.program.arrays import Ints
 from weft.progress import CountedWork, ProgressReport, unwatched

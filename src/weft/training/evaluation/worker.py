@@ -12,7 +12,7 @@ from weft.progress import progress_file, unwatched
 from weft.training.worker import command, load, meet, with_nodes
 
 if TYPE_CHECKING:
-    from weft.planning.planned import PlannedJob
+    from weft.planning.planned_job import PlannedJob
     from weft.training.directory.node_meeting import MetNodes
 
 __all__ = ["load", "main"]

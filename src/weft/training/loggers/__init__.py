@@ -11,7 +11,7 @@ from typing import Any
 from weft.describe.loggers import needs_of, wandb_module
 from weft.describe.plan import precision_words, shared_out
 from weft.errors import InputError, Violation
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.training.directory.run_directory import RunDirectory
 from weft.training.loggers.csv import CsvLogger
 from weft.training.loggers.feed import Feed, Feeds, Logger, Opening

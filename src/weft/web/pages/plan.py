@@ -11,7 +11,7 @@ import numpy as np
 from weft.describe.plan import Plan, precision_words, shared_out
 from weft.describe.prediction import Prediction
 from weft.describe.units import counted, format_seconds
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.timeline.timeline import Timeline
 from weft.web.charts.cluster import cluster_svg, memory_svg
 from weft.web.charts.stage_graph import stage_graph_svg

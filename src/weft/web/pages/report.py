@@ -19,7 +19,7 @@ from weft.describe.plan import precision_words, shared_out
 from weft.describe.synchronisation import sync_words
 from weft.describe.units import counted, format_count, format_seconds
 from weft.files import write_whole
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import BY_SOURCE, Table, sections_of
 from weft.planning.residuals import measured_peaks
 from weft.predict.predict import live_curve

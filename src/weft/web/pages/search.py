@@ -8,7 +8,7 @@ from functools import partial
 from weft.describe.plan import precision_words
 from weft.describe.units import counted, format_bytes, format_count, format_seconds
 from weft.planning.advice import Advised, Mapped, SmallestChange, mapped
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners import Candidate, Ranking, Verdict
 from weft.planning.residuals import Lesson
 from weft.planning.what_if import Forecast

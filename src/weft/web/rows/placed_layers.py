@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.describe.amount import Shape
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.planners.layer_times import ProblemLayerTimes
 from weft.program.arrays import Floats, Ints
 from weft.program.kinds import FORWARD

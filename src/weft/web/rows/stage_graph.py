@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.describe.layer_graph import chain_edges
 from weft.describe.units import counted, format_bytes, format_seconds
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.program.arrays import Floats
 from weft.program.kinds import STEP, is_compute
 from weft.timeline.figures import peak_in_flight

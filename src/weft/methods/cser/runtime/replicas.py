@@ -28,7 +28,7 @@ from weft.run.workspace import Workspace
 from weft.sync.base import Group
 
 if TYPE_CHECKING:
-    from weft.planning.planned import PlannedJob
+    from weft.planning.planned_job import PlannedJob
 
 
 class CserReplicas(ReplicaMeans):

@@ -14,7 +14,7 @@ from weft.methods.expert_balance.places import Swap, swap
 from weft.methods.expert_balance.relocation import relocation
 from weft.methods.expert_balance.report import MOVED
 from weft.methods.expert_balance.runtime.loads import rank_load_of
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.program.arrays import Ints
 from weft.run.parallel.expert_ranks import ExpertRanks
 from weft.run.resources import Resources

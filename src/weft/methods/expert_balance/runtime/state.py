@@ -20,7 +20,7 @@ from weft.methods.expert_balance.runtime.layer import BalancedLayer, Parts
 from weft.methods.expert_balance.runtime.loads import loads_of
 from weft.methods.expert_balance.runtime.moves import ExpertMoves
 from weft.methods.expert_balance.runtime.routers import watches_of
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.program.program import NONE
 from weft.run.methods import Making, MethodState, StepGate
 from weft.run.resources import Resources
