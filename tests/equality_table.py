@@ -25,9 +25,10 @@ from weft.describe.optimizers import ADAMW, KNOWN_OPTIMIZERS, counted_work
 from weft.describe.plan import Choice, LayerChoice, Plan, Recompute, ReducePrecision, Replica, Sharding, Stage
 from weft.planning.compile import compile_evaluation_part
 from weft.program.rank_program import part_of
-from weft.run.runtime import RankRuntime, StepResult
+from weft.run.runtime import RankRuntime
 from weft.run.stage.build import build_stages
 from weft.run.state.precision import PRECISIONS, STEPPED
+from weft.run.step_result import StepResult
 from weft.training.checkpoint.stage_tensors import model_tensors
 from weft.training.checkpoint.tensor_shares import join_shares
 

@@ -13,7 +13,7 @@ from weft.describe.servers import server_words
 from weft.errors import RunError
 from weft.planning.lost_replicas import DIED, WENT_ON, replicas_of
 from weft.planning.planned_job import PlannedJob
-from weft.run.runtime import StepResult
+from weft.run.step_result import StepResult
 from weft.training.checkpoint.checkpoints import forget_view, has_rank_tensors
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.coordination.agreement import gather, meeting_peers, together

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.errors import RunError
-from weft.run.runtime import Numbers, StepResult
+from weft.run.step_result import Numbers, StepResult
 from weft.run.streams import Value
 from weft.training.directory.event_words import warnings
 from weft.training.directory.journal import Journal

@@ -13,7 +13,7 @@ import torch
 
 from weft.errors import RunError
 from weft.files import append_record, write_whole
-from weft.run.runtime import StepResult
+from weft.run.step_result import StepResult
 from weft.timeline.medians import typical_step_s
 from weft.training.coordination.agreement import meeting_peers
 from weft.training.directory.process_memory import ProcessMemory
