@@ -8,16 +8,15 @@ is what lies between an operator with several readers and the one where these me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
 import rustworkx
 
-from weft.errors import InputError
 from weft.planning.placement.board import UNPLACED, Board, Placement
+from weft.planning.placement.fastest import Rule, by_rule, fastest
 from weft.planning.placement.graph import Devices, OperatorGraph
-from weft.planning.placement.list_scheduler import earliest_task_first
 
 
 def expert(graph: OperatorGraph, devices: Devices) -> Placement:
@@ -26,17 +25,7 @@ def expert(graph: OperatorGraph, devices: Devices) -> Placement:
     Raises:
         InputError: of the last rule, when no rule's placement fits.
     """
-    found: list[Placement] = []
-    refused: InputError | None = None
-    for rule in RULES.values():
-        try:
-            found.append(earliest_task_first(graph, devices, pinned=rule(graph, devices)))
-        except InputError as error:
-            refused = error
-    if not found:
-        assert refused is not None, "a rule places operators or refuses"
-        raise refused
-    return min(found, key=lambda one: one.makespan)
+    return fastest(map(by_rule, RULES.values()), graph, devices)
 
 
 def _one_device(graph: OperatorGraph, devices: Devices) -> list[int]:
@@ -113,7 +102,7 @@ def _largest_first(graph: OperatorGraph, devices: Devices, parts: list[int]) -> 
     return found
 
 
-RULES: Mapping[str, Callable[[OperatorGraph, Devices], list[int]]] = MappingProxyType(
+RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "one device": _one_device,
         "equal times": _equal_times,

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from weft.errors import InputError, require_choice
+from weft.errors import require_choice
 from weft.planning.placement.board import Placement
 from weft.planning.placement.exact import exact
 from weft.planning.placement.expert import expert
+from weft.planning.placement.fastest import Placer, by_rule, fastest
 from weft.planning.placement.favourites import favourites
 from weft.planning.placement.graph import Devices, OperatorGraph
 from weft.planning.placement.heft import heterogeneous_earliest_finish
 from weft.planning.placement.learned import learned
 from weft.planning.placement.list_scheduler import earliest_task_first, small_communication_times
 from weft.planning.placement.repair import repaired
-from weft.planning.placement.topological import round_robin, topological_fill
+from weft.planning.placement.topological import depth_first_order, round_robin, topological_fill
+from weft.program.arrays import Ints
 
-Placer = Callable[[OperatorGraph, Devices], Placement]
+
+def _depth_first_fill(graph: OperatorGraph, devices: Devices) -> Ints:
+    return topological_fill(graph, devices, depth_first_order(graph))
 
 
 def _m_topo(graph: OperatorGraph, devices: Devices) -> Placement:
-    return earliest_task_first(graph, devices, pinned=topological_fill(graph, devices).tolist())
+    """Walk in the published order and depth-first, and return the placement that ends first."""
+    return fastest([by_rule(topological_fill), by_rule(_depth_first_fill)], graph, devices)
 
 
 def _m_sct(graph: OperatorGraph, devices: Devices) -> Placement:
     return small_communication_times(graph, devices, favourites(graph, devices).children)
-
-
-def _round_robin(graph: OperatorGraph, devices: Devices) -> Placement:
-    return earliest_task_first(graph, devices, pinned=round_robin(graph, devices).tolist())
 
 
 def _learned(graph: OperatorGraph, devices: Devices) -> Placement:
@@ -38,15 +39,8 @@ def _learned(graph: OperatorGraph, devices: Devices) -> Placement:
 
 def _repair(graph: OperatorGraph, devices: Devices) -> Placement:
     """Repair the best placement of the fast placers."""
-    found, refused = [], []
-    for placer in (_m_topo, earliest_task_first, _m_sct, heterogeneous_earliest_finish, expert):
-        try:
-            found.append(placer(graph, devices))
-        except InputError as error:
-            refused.append(error)
-    if not found:
-        raise refused[-1]
-    best = min(found, key=lambda one: one.makespan)
+    placers = (_m_topo, earliest_task_first, _m_sct, heterogeneous_earliest_finish, expert)
+    best = fastest(placers, graph, devices)
     *_, last = repaired(graph, devices, best, evaluations=_evaluations(graph, 500))
     return last.placement
 
@@ -67,7 +61,7 @@ PLACERS: Mapping[str, Placer] = MappingProxyType(
         "m-topo": _m_topo,
         "m-etf": earliest_task_first,
         "m-sct": _m_sct,
-        "round-robin": _round_robin,
+        "round-robin": by_rule(round_robin),
         "heft": heterogeneous_earliest_finish,
         "expert": expert,
         "exact": _exact,
