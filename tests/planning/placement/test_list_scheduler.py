@@ -116,6 +116,24 @@ def test_a_device_waits_for_its_favourite_child() -> None:
     assert waits.device.tolist() == [0, 1, 0, 0, 1, 1]
 
 
+def test_what_arrives_when_a_device_becomes_free_is_there_in_time() -> None:
+    # At tick 4 device 0 has run 4. What 3 reads arrives just then, and 5 could start since tick 2.
+    ticks = [[2, 2], [2, 2], [9, 8], [3, 3], [2, 2], [3, 3]]
+    graph = graph_of(ticks, [(0, 0, [4, 5]), (1, 0, [3])])
+    placement = earliest_task_first(graph, devices_of(2, latency=2.0))
+    assert placement.device.tolist() == [0, 1, 1, 0, 0, 0]
+    assert placement.start.tolist() == [0, 0, 2, 4, 2, 7]
+
+
+def test_an_idle_device_takes_what_comes_before_what_it_waits_for() -> None:
+    # From tick 2 on device 0 waits for what 4 reads, until tick 10. At tick 5 the end of 2 releases 5 and 6.
+    ticks = [[one] * 3 for one in (2, 2, 5, 6, 1, 9, 9)]
+    graph = graph_of(ticks, [(1, 8, [3, 4]), (2, 0, [5, 6])])
+    placement = earliest_task_first(graph, devices_of(3, latency=0.0, per_byte=1.0))
+    assert placement.device.tolist() == [0, 1, 2, 1, 1, 0, 2]
+    assert placement.start.tolist() == [0, 0, 0, 2, 8, 5, 5]
+
+
 def test_an_operator_that_fits_nowhere_else_is_urgent() -> None:
     # As above, but 5 has no room on device 1: that it is busy gives device 0 no reason to wait.
     ticks = [[one, one] for one in (2, 1, 3, 10, 9, 3)]

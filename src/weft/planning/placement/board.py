@@ -70,6 +70,7 @@ class Board:
     def __init__(self, graph: OperatorGraph, devices: Devices) -> None:
         count, places = graph.operators, devices.count
         self.graph, self.devices = graph, devices
+        self._count, self._read = places, graph.tensors_read
         self.device = [UNPLACED] * count
         self.start, self.end = [0] * count, [0] * count
         self.free_at = [0] * places
@@ -123,8 +124,8 @@ class Board:
         """Return the tick at which all that an operator reads is on a device; its producers are placed."""
         if self._queues:
             return self._send(operator, device, dict(self._channels), None)
-        latest, count = 0, self.devices.count
-        for tensor in self.graph.tensors_read[operator]:
+        latest, count = 0, self._count
+        for tensor in self._read[operator]:
             made = self._producer[tensor]
             source, at = self.device[made], self.end[made]
             if source != device:
@@ -136,9 +137,9 @@ class Board:
     def ready_everywhere(self, operator: int) -> list[int]:
         """Return `ready_at` for every device."""
         if self._queues:
-            return [self.ready_at(operator, device) for device in range(self.devices.count)]
-        latest = [0] * self.devices.count
-        for tensor in self.graph.tensors_read[operator]:
+            return [self.ready_at(operator, device) for device in range(self._count)]
+        latest = [0] * self._count
+        for tensor in self._read[operator]:
             made, size = self._producer[tensor], self._tensor_bytes[tensor]
             source, at = self.device[made], self.end[made]
             for devices, latency, per_byte in self._alike[source]:
@@ -156,14 +157,16 @@ class Board:
         Returns:
             The tensors sent for it.
         """
-        self._held[device] += self._incoming_bytes(operator, device)
         self.reserve(operator, device)
         sent: list[int] = []
         arrival = self._send(operator, device, self._channels, sent)
-        start = max(arrival, self.free_at[device]) if start is None else start
-        self.device[operator], self.start[operator] = device, start
-        self.end[operator] = start + self._ticks[operator][device]
-        self.free_at[device] = max(self.free_at[device], self.end[operator])
+        for tensor in sent:
+            self._held[device] += self._tensor_bytes[tensor]
+        free = self.free_at[device]
+        start = max(arrival, free) if start is None else start
+        end = start + self._ticks[operator][device]
+        self.device[operator], self.start[operator], self.end[operator] = device, start, end
+        self.free_at[device] = max(free, end)
         self.sequence.append(operator)
         return sent
 
@@ -203,8 +206,8 @@ class Board:
         return InputError(Violation("placement", problem))
 
     def _incoming_bytes(self, operator: int, device: int) -> int:
-        total, count = 0, self.devices.count
-        for tensor in self.graph.tensors_read[operator]:
+        total, count = 0, self._count
+        for tensor in self._read[operator]:
             source = self.device[self._producer[tensor]]
             if source != device and tensor * count + device not in self._arrived:
                 total += self._tensor_bytes[tensor]
@@ -214,8 +217,8 @@ class Board:
         self, operator: int, device: int, channels: dict[tuple[int, int], int], sent: list[int] | None
     ) -> int:
         """Return the arrival of an operator's last tensor; record transfers if `sent` is given."""
-        latest, count = 0, self.devices.count
-        for tensor in self.graph.tensors_read[operator]:
+        latest, count = 0, self._count
+        for tensor in self._read[operator]:
             made = self._producer[tensor]
             source, at = self.device[made], self.end[made]
             if source != device:
@@ -223,20 +226,20 @@ class Board:
                 known = self._arrived.get(key)
                 if known is None:
                     begin = at
+                    took = self._transfer_ticks(tensor, source, device)
                     if self._queues:
                         ends = self._ends(source, device)
                         begin = max(at, *(channels.get(end, 0) for end in ends))
-                        channels.update(
-                            dict.fromkeys(ends, begin + self._transfer_ticks(tensor, source, device))
-                        )
-                    at = begin + self._transfer_ticks(tensor, source, device)
+                        channels.update(dict.fromkeys(ends, begin + took))
+                    at = begin + took
                     if sent is not None:
                         self._arrived[key] = at
                         self.transfers.append(Transfer(tensor, source, device, begin, at))
                         sent.append(tensor)
                 else:
                     at = known
-            latest = max(latest, at)
+            if at > latest:
+                latest = at
         return latest
 
     def _ends(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
