@@ -134,6 +134,18 @@ def test_an_idle_device_takes_what_comes_before_what_it_waits_for() -> None:
     assert placement.start.tolist() == [0, 0, 0, 2, 8, 5, 5]
 
 
+@given(asked=questions(communications=["sequential", "links"]))
+def test_transfers_for_one_operator_wait_for_each_other(asked: tuple[OperatorGraph, Devices]) -> None:
+    """A question of when an operator could start is answered by placing it."""
+    graph, devices = asked
+    board = Board(graph, devices)
+    for operator in range(graph.operators):
+        device = operator % devices.count
+        expected = max(board.ready_at(operator, device), board.free_at[device])
+        board.place(operator, device)
+        assert board.start[operator] == expected
+
+
 def test_an_operator_that_fits_nowhere_else_is_urgent() -> None:
     # As above, but 5 has no room on device 1: that it is busy gives device 0 no reason to wait.
     ticks = [[one, one] for one in (2, 1, 3, 10, 9, 3)]

@@ -95,7 +95,9 @@ class Board:
         self._most_temporary = max(self._temporary.values(), default=0)
         self._most_bytes = max(self._permanent.values(), default=0) + max(self._read_bytes, default=0)
         self._queues = devices.communication != "parallel"
-        self._channels: dict[tuple[int, int], int] = {}
+        self._ends = _channels_of(devices)
+        # When each channel is free.
+        self._channels: dict[int, int] = {}
 
     def ticks_of(self, operator: int, device: int) -> int:
         """Return the time of an operator on a device."""
@@ -123,7 +125,7 @@ class Board:
     def ready_at(self, operator: int, device: int) -> int:
         """Return the tick at which all that an operator reads is on a device; its producers are placed."""
         if self._queues:
-            return self._send(operator, device, dict(self._channels), None)
+            return self._send(operator, device, None)
         latest, count = 0, self._count
         for tensor in self._read[operator]:
             made = self._producer[tensor]
@@ -159,7 +161,7 @@ class Board:
         """
         self.reserve(operator, device)
         sent: list[int] = []
-        arrival = self._send(operator, device, self._channels, sent)
+        arrival = self._send(operator, device, sent)
         for tensor in sent:
             self._held[device] += self._tensor_bytes[tensor]
         free = self.free_at[device]
@@ -213,11 +215,12 @@ class Board:
                 total += self._tensor_bytes[tensor]
         return total
 
-    def _send(
-        self, operator: int, device: int, channels: dict[tuple[int, int], int], sent: list[int] | None
-    ) -> int:
+    def _send(self, operator: int, device: int, sent: list[int] | None) -> int:
         """Return the arrival of an operator's last tensor; record transfers if `sent` is given."""
         latest, count = 0, self._count
+        # A question leaves channels as they are, but its own transfers wait for each other.
+        channels = self._channels
+        taken = channels if sent is not None else dict[int, int]()
         for tensor in self._read[operator]:
             made = self._producer[tensor]
             source, at = self.device[made], self.end[made]
@@ -228,9 +231,11 @@ class Board:
                     begin = at
                     took = self._transfer_ticks(tensor, source, device)
                     if self._queues:
-                        ends = self._ends(source, device)
-                        begin = max(at, *(channels.get(end, 0) for end in ends))
-                        channels.update(dict.fromkeys(ends, begin + took))
+                        ends = self._ends[source * count + device]
+                        for end in ends:
+                            begin = max(begin, channels.get(end, 0), taken.get(end, 0))
+                        for end in ends:
+                            taken[end] = begin + took
                     at = begin + took
                     if sent is not None:
                         self._arrived[key] = at
@@ -241,12 +246,6 @@ class Board:
             if at > latest:
                 latest = at
         return latest
-
-    def _ends(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
-        """Return the channels that a transfer holds."""
-        if self.devices.communication == "links":
-            return ((source, target),)
-        return ((source, source), (target, target))
 
     def _transfer_ticks(self, tensor: int, source: int, target: int) -> int:
         per_byte, size = self._per_byte[source][target], self._tensor_bytes[tensor]
@@ -273,3 +272,11 @@ def _alike_links(
         if device != source:
             found.setdefault(link, []).append(device)
     return [(devices, *link) for link, devices in found.items()]
+
+
+def _channels_of(devices: Devices) -> list[tuple[int, ...]]:
+    """Return the channels that a transfer from each device to each holds, sources first."""
+    places = range(devices.count)
+    if devices.communication == "links":
+        return [(source * devices.count + target,) for source in places for target in places]
+    return [(source, target) for source in places for target in places]

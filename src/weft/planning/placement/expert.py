@@ -15,7 +15,7 @@ import numpy as np
 import rustworkx
 
 from weft.planning.placement.board import UNPLACED, Board, Placement
-from weft.planning.placement.fastest import Rule, by_rule, fastest
+from weft.planning.placement.fastest import Rule, fastest_of_rules
 from weft.planning.placement.graph import Devices, OperatorGraph
 
 
@@ -25,7 +25,7 @@ def expert(graph: OperatorGraph, devices: Devices) -> Placement:
     Raises:
         InputError: of the last rule, when no rule's placement fits.
     """
-    return fastest(map(by_rule, RULES.values()), graph, devices)
+    return fastest_of_rules(RULES.values(), graph, devices)
 
 
 def _one_device(graph: OperatorGraph, devices: Devices) -> list[int]:

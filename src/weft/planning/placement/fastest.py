@@ -1,8 +1,10 @@
-"""`fastest`, the best of several ways to place operators, and ways by rules that give every device."""
+"""`fastest`, the best of several ways to place operators, and `fastest_of_rules` that give every device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from weft.program.arrays import Ints
 Placer = Callable[[OperatorGraph, Devices], Placement]
 # Gives the device of each operator.
 Rule = Callable[[OperatorGraph, Devices], Sequence[int] | Ints]
+Answer = TypeVar("Answer")
 
 
 def fastest(placers: Iterable[Placer], graph: OperatorGraph, devices: Devices) -> Placement:
@@ -23,23 +26,32 @@ def fastest(placers: Iterable[Placer], graph: OperatorGraph, devices: Devices) -
     Raises:
         InputError: of the last placer, when none finds a placement.
     """
-    found: list[Placement] = []
+    return min(_answers(partial(one, graph, devices) for one in placers), key=lambda one: one.makespan)
+
+
+def fastest_of_rules(rules: Iterable[Rule], graph: OperatorGraph, devices: Devices) -> Placement:
+    """Return the fastest placement with the devices of a rule, ordered by the earliest task first.
+
+    Raises:
+        InputError: when no rule gives devices, or no rule's placement fits.
+    """
+    given = (np.asarray(one) for one in _answers(partial(rule, graph, devices) for rule in rules))
+    # Rules often agree.
+    pins = {device.tobytes(): device.tolist() for device in given}
+    placers = (partial(earliest_task_first, pinned=one) for one in pins.values())
+    return fastest(placers, graph, devices)
+
+
+def _answers(calls: Iterable[Callable[[], Answer]]) -> list[Answer]:
+    """Return all answers but refusals; raise the last refusal if there is no other."""
+    found: list[Answer] = []
     refused: InputError | None = None
-    for placer in placers:
+    for call in calls:
         try:
-            found.append(placer(graph, devices))
+            found.append(call())
         except InputError as error:
             refused = error
     if not found:
-        assert refused is not None, "a placer places operators or refuses"
+        assert refused is not None, "a call answers or refuses"
         raise refused
-    return min(found, key=lambda one: one.makespan)
-
-
-def by_rule(rule: Rule) -> Placer:
-    """Return the placer that orders the operators of a rule's devices by the earliest task first."""
-
-    def placed(graph: OperatorGraph, devices: Devices) -> Placement:
-        return earliest_task_first(graph, devices, pinned=np.asarray(rule(graph, devices)).tolist())
-
-    return placed
+    return found

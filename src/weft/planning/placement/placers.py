@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 from weft.errors import require_choice
 from weft.planning.placement.board import Placement
 from weft.planning.placement.exact import exact
 from weft.planning.placement.expert import expert
-from weft.planning.placement.fastest import Placer, by_rule, fastest
+from weft.planning.placement.fastest import Placer, fastest, fastest_of_rules
 from weft.planning.placement.favourites import favourites
 from weft.planning.placement.graph import Devices, OperatorGraph
 from weft.planning.placement.heft import heterogeneous_earliest_finish
@@ -26,7 +27,7 @@ def _depth_first_fill(graph: OperatorGraph, devices: Devices) -> Ints:
 
 def _m_topo(graph: OperatorGraph, devices: Devices) -> Placement:
     """Walk in the published order and depth-first, and return the placement that ends first."""
-    return fastest([by_rule(topological_fill), by_rule(_depth_first_fill)], graph, devices)
+    return fastest_of_rules([topological_fill, _depth_first_fill], graph, devices)
 
 
 def _m_sct(graph: OperatorGraph, devices: Devices) -> Placement:
@@ -61,7 +62,7 @@ PLACERS: Mapping[str, Placer] = MappingProxyType(
         "m-topo": _m_topo,
         "m-etf": earliest_task_first,
         "m-sct": _m_sct,
-        "round-robin": by_rule(round_robin),
+        "round-robin": partial(fastest_of_rules, [round_robin]),
         "heft": heterogeneous_earliest_finish,
         "expert": expert,
         "exact": _exact,
