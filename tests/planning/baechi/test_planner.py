@@ -76,6 +76,13 @@ def test_changes_go_on_from_a_split_that_gains_next_to_nothing() -> None:
     assert best.step_s < 0.96 * plain.fitting[0].step_s
 
 
+def test_placements_under_limits_of_memory_may_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = problem()
+    within = get_planner("heft").search(asked).fitting[0].step_s
+    monkeypatch.setattr("weft.planning.planners.baechi.planner.STEADY", {})
+    assert within < 0.95 * get_planner("heft").search(asked).fitting[0].step_s
+
+
 def test_unlike_devices_get_layers_by_their_speed() -> None:
     asked = problem(on="1xv100-16gb+1xa100-40gb", batch=8, dp=1, micro_batch_size=8)
     best = BAECHI_PLANNER.search(asked).fitting[0]

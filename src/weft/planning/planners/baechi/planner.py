@@ -15,7 +15,7 @@ from itertools import product
 from weft.describe.layout import Layout
 from weft.errors import InputError
 from weft.moves.layout import refuse
-from weft.planning.placement.limits import placed_within_limits
+from weft.planning.placement.limits import STEADY, placed_within_limits
 from weft.planning.placement.placers import BAECHI, get_placer
 from weft.planning.placement.preparation import CoPlacement, prepared
 from weft.planning.planners.baechi.inputs import PlacementInputs, PlacementQuestion, questions
@@ -91,7 +91,7 @@ class PlacementPlanner:
             if not any(candidate.verdict is Verdict.FITS for candidate, _ in known):
                 found, reasons = self._placements(every, placers)
                 # Those under limits are many; in one list they would crowd out the others.
-                groups = [found, _within_limits(every)] if "m-etf" in placers else [found]
+                groups = [found, *(_within_limits(every, way) for way in placers if way in STEADY)]
                 best = {
                     one.decided: one
                     for group in groups
@@ -140,13 +140,13 @@ def _asked(every: Sequence[PlacementInputs]) -> Iterator[tuple[PlacementQuestion
         yield from ((question, one) for one in (CO_PLACEMENTS if small else CO_PLACEMENTS[:2]))
 
 
-def _within_limits(every: Sequence[PlacementInputs]) -> list[PlacedStages]:
-    """Return different placements by m-ETF under limits of memory."""
+def _within_limits(every: Sequence[PlacementInputs], way: str) -> list[PlacedStages]:
+    """Return different placements by one way under limits of memory."""
     found: dict[object, PlacedStages] = {}
     for question, co_placement in _asked(every):
-        placed = placed_within_limits(question.graph, question.inputs.devices, co_placement)
+        placed = placed_within_limits(question.graph, question.inputs.devices, co_placement, STEADY[way])
         for (reduced, placement), at_messages in product(placed, (False, True)):
-            one = PlacedStages(question, reduced, placement, "m-etf", at_messages)
+            one = PlacedStages(question, reduced, placement, way, at_messages)
             found.setdefault(one.decided, one)
     return [*found.values()]
 
