@@ -70,6 +70,22 @@ def test_a_loop_that_fails_ends_the_other_ranks_by_name(worker_pool, tmp_path):
     assert told.endswith("; rank 1 is gone")
 
 
+def step_of_few_tokens(rank: int, ranks: int, path: Path) -> str:
+    config = tiny()
+    tokens = torch.zeros(make_plan(config).global_batch, config.sequence - 2, dtype=torch.long)
+    with pytest.raises(RunError) as caught, weft.Runtime(path, config, loss_fn) as runtime:
+        runtime.step(tokens, tokens)
+    return str(caught.value)
+
+
+def test_samples_of_other_lengths_end_the_step(worker_pool, tmp_path):
+    """A receiver counts bytes: it would wait for the rest, or take them of the next message."""
+    plan = written(tmp_path / "two.json", pp=2)
+    first, second = worker_pool.run(step_of_few_tokens, plan, ranks=2)
+    assert "rank 0, step 0, instruction F0.0: TypeError: the message is [" in first
+    assert second.endswith("; rank 0 is gone")
+
+
 def step_of_two_inputs(rank: int, ranks: int) -> float:
     config = resolve_model("own_models:conditioned")
     plan = make_plan(config, precision="fp32")

@@ -23,6 +23,7 @@ from weft.errors import InputError, Violation
 from weft.run.parallel.tensor_stage import tensor_ranks
 from weft.run.stage.reshaped import Reshaped
 from weft.run.stage.wiring import Wired
+from weft.run.state.precision import PRECISIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,14 @@ class Crossing:
     Attributes:
         places: those of the crossing inputs or outputs among the stage's inputs or outputs.
         shapes: the shape of each value in one message, as this rank receives it.
+        dtype: the type of all messages.
         messages: the number of messages for one of the stage's own micro-batches.
         reshaped: the form of the single value for another stage with another number of tensor ranks.
     """
 
     places: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
     messages: int = 1
     reshaped: Reshaped | None = None
 
@@ -56,14 +59,23 @@ class Crossing:
         return self.shape if self.reshaped is None else self.reshaped.shape(self.shape)
 
     def packed(self, values: Sequence[torch.Tensor], message: int) -> torch.Tensor:
-        """Return the `message`-th message, made from all inputs or outputs of a micro-batch."""
+        """Return the `message`-th message, made from all inputs or outputs of a micro-batch.
+
+        Raises:
+            TypeError: when it is not the message that the other stage expects, which would read as many bytes
+                and take those of the next message.
+        """
         parts = [values[place] for place in self.places]
         if self.messages > 1:
             parts = [
                 part[message * shape[0] : (message + 1) * shape[0]]
                 for part, shape in zip(parts, self.shapes, strict=True)
             ]
-        return parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
+        made = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
+        if made.shape != self.shape or made.dtype != self.dtype:
+            expected = f"the other stage expects {list(self.shape)} of {self.dtype}"
+            raise TypeError(f"the message is {list(made.shape)} of {made.dtype}; {expected}")
+        return made
 
     def unpacked(self, messages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return the values of a micro-batch, in the order of `places`."""
@@ -123,12 +135,13 @@ def borders_of(
         else _plain(plan, module, before, after)
     )
     size = plan.size_of(stage)
+    dtype = PRECISIONS[plan.precision]
     form_for = partial(Reshaped.between, plan, stage, replica=replica, tensor=tensor_ranks(module))
 
     def crossing(other: int, places: tuple[int, ...], shape: _Shape) -> Crossing:
         samples = min(size, plan.size_of(other))
         shapes, reshaped = tuple(shape(place, samples) for place in places), form_for(other)
-        return Crossing(places, shapes, size // samples, reshaped)
+        return Crossing(places, shapes, dtype, size // samples, reshaped)
 
     return Borders(
         splits=plan.micro_batch_size // size,
