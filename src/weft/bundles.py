@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import TypeVar
 
 from weft.errors import InputError, Violation
-from weft.installed import installed
+from weft.installed import imported, installed
 
 HOME = "weft.methods"
 ENTRY_POINTS = "weft.methods"
@@ -70,6 +70,7 @@ def others() -> tuple[Bundle, ...]:
         if not isinstance(loaded, Bundle):
             problem = f"{loaded!r} is a {type(loaded).__name__}, not a Bundle"
             raise InputError(Violation(f"entry point {ENTRY_POINTS}", problem))
+        _require_parts(f"method {loaded.name}: parts", loaded.parts)
     return tuple(named)
 
 
@@ -81,9 +82,14 @@ def parts(kind: type[Part]) -> tuple[Part, ...]:
 
 @cache
 def runtime_parts(kind: type[Part]) -> tuple[Part, ...]:
-    """Return the contributions of one type to the runtime; import torch for them."""
-    modules = (bundle.runtime for bundle in bundles().values() if bundle.runtime is not None)
-    return tuple(part for module in modules for part in import_module(module).PARTS if isinstance(part, kind))
+    """Return the contributions of one type to the runtime; import torch for them.
+
+    Raises:
+        InputError: when a method's runtime cannot be imported, or lists no parts.
+    """
+    return tuple(
+        part for bundle in bundles().values() for part in _runtime_of(bundle) if isinstance(part, kind)
+    )
 
 
 def own_runtimes() -> Iterator[str]:
@@ -94,6 +100,28 @@ def own_runtimes() -> Iterator[str]:
 def parts_of(kind: type[Part], some: Iterable[Bundle]) -> tuple[Part, ...]:
     """Return the contributions of one type from the given methods."""
     return tuple(part for bundle in some for part in bundle.parts if isinstance(part, kind))
+
+
+def _runtime_of(bundle: Bundle) -> Iterable[object]:
+    """Return all contributions of a method to the runtime."""
+    if bundle.runtime is None:
+        return ()
+    where = f"method {bundle.name}: runtime"
+    return _require_parts(where, imported(where, f"{bundle.runtime}:PARTS"))
+
+
+def _require_parts(where: str, listed: object) -> Iterable[object]:
+    """Return the parts that another package lists; a class among them would have no effect.
+
+    Raises:
+        InputError: when they are no parts.
+    """
+    if not isinstance(listed, tuple | list):
+        raise InputError(Violation(where, f"is {type(listed).__name__}, no tuple of parts"))
+    for one in listed:
+        if isinstance(one, type):
+            raise InputError(Violation(where, f"{one.__name__} is a class; a part is an object of it"))
+    return listed
 
 
 def _own() -> Iterable[Bundle]:

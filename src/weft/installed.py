@@ -97,6 +97,28 @@ def failure(error: Exception) -> str:
     return f"{type(error).__name__}: {line}{place}"
 
 
+def failure_of_package(error: Exception) -> str | None:
+    """Return in one line how a package that adds to weft has failed; None if none of its code ran.
+
+    The line names the module, and the line of its code that ran last.
+    """
+    known = entry_points_of_all()
+    added = {
+        entry.value.partition(":")[0].partition(".")[0]
+        for group in known.groups
+        if group.startswith("weft.")
+        for entry in known.select(group=group)
+    }
+    walked = traceback.walk_tb(error.__traceback__)
+    places = [(str(frame.f_globals.get("__name__")), line) for frame, line in walked]
+    own = [(module, line) for module, line in places if module.partition(".")[0] in added - {"weft"}]
+    if not own:
+        return None
+    module, line = own[-1]
+    (told, *_) = str(error).splitlines() or ["no reason given"]
+    return f"{module}, line {line}, fails: {type(error).__name__}: {told}"
+
+
 def is_library(file: str) -> bool:
     """Return True for a file of weft, of Python or of an installed package."""
     return file.startswith((*_LIBRARIES, "<"))

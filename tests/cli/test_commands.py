@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from installing import install_method
 
 from weft.cli.files import json_schema
 from weft.cli.main import app, run
@@ -77,6 +78,21 @@ def test_plan_says_what_the_contract_keeps_out(capsys, run_toml, weft_example):
     assert "not within the contract exact: schedule in-twos (unbiased)" in text
     run_toml.write_text(RUN + '[goal]\ncontract = "empirical"\n')
     assert json.loads(answer(capsys, "plan", run_toml, "--json"))["kept_out"] == {}
+
+
+def test_a_method_of_others_that_fails_is_told_in_one_line(capsys, run_toml, packages):
+    pure = (
+        "from weft.bundles import Bundle\n"
+        "from weft.program.passes import Pass\n"
+        "def apply(pipeline, layout, options):\n"
+        "    return pipeline.columns.ranks\n"
+        "BUNDLE = Bundle(name='other', parts=(Pass(name='other', options=lambda *_: 1, apply=apply),))\n"
+    )
+    install_method(packages, "weft_other", "other", pure, "")
+    assert run(["plan", str(run_toml)]) == 1
+    assert capsys.readouterr().err == (
+        "weft: weft_other, line 4, fails: AttributeError: 'Columns' object has no attribute 'ranks'\n"
+    )
 
 
 def test_a_pin_that_keeps_less_than_the_goal_is_refused(capsys, run_toml, tmp_path, weft_example):

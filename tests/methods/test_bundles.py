@@ -6,12 +6,16 @@ import ast
 from pathlib import Path
 
 import pytest
-from installing import register
+from installing import install_method, register
+from small_plans import make_plan, tiny
 
 import weft
-from weft.bundles import Bundle, bundles, parts
+from weft.bundles import Bundle, bundles, parts, runtime_parts
+from weft.describe.families import layer_graph
+from weft.describe.plan import Choice
 from weft.errors import InputError
 from weft.moves.move import Move
+from weft.planning.compile import compile_plan
 from weft.program.passes import Pass, ordered_passes
 
 ROOT = Path(weft.__file__).parent
@@ -121,6 +125,42 @@ def test_what_is_no_method_is_refused_in_one_line(packages: Path, text: str, pro
     register(packages, "weft-other", {"weft.methods": {"other": "weft_other:BUNDLE"}})
     with pytest.raises(InputError, match=problem):
         bundles()
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [("Bundle", "parts: is type, no tuple"), ("(Bundle,)", "parts: Bundle is a class; a part is an object")],
+)
+def test_parts_that_would_have_no_effect_are_refused(packages: Path, parts: str, problem: str) -> None:
+    pure = f"from weft.bundles import Bundle\nBUNDLE = Bundle(name='other', parts={parts})\n"
+    install_method(packages, "weft_other", "other", pure, "")
+    with pytest.raises(InputError, match=f"^method other: {problem}"):
+        bundles()
+
+
+@pytest.mark.parametrize(
+    ("runtime", "problem"),
+    [
+        ("", "'weft_other.runtime:PARTS' cannot be imported: .* has no attribute 'PARTS'$"),
+        ("import absent", "'weft_other.runtime:PARTS' cannot be imported: .*'absent'"),
+        ("PARTS = 3", "is int, no tuple of parts$"),
+    ],
+)
+def test_a_runtime_without_parts_is_refused_in_one_line(packages: Path, runtime: str, problem: str) -> None:
+    pure = "from weft.bundles import Bundle\nBUNDLE = Bundle(name='other', runtime='weft_other.runtime')\n"
+    install_method(packages, "weft_other", "other", pure, runtime)
+    with pytest.raises(InputError, match=f"^method other: runtime: {problem}"):
+        runtime_parts(Pass)
+
+
+def test_a_method_that_declares_no_obligations_has_its_state_at_run_time(weft_example: Path) -> None:
+    """States are made for programs with obligations to their method."""
+    config = tiny()
+    plan = make_plan(config).model_copy(
+        update={"methods": (Choice(name="gradient-average", options={"decay": 0.5}),)}
+    )
+    assert "gradient-average" in compile_plan(plan, layer_graph(config)).obligations.methods
+    assert "gradient-average" not in compile_plan(make_plan(config), layer_graph(config)).obligations.methods
 
 
 def test_passes_that_wait_for_each_other_are_refused(packages: Path) -> None:

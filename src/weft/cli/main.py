@@ -18,6 +18,7 @@ from weft import __version__
 from weft.cli.console import PipeConsole
 from weft.cli.help import HELP_ALL, ShortHelp
 from weft.errors import InputError, RunError
+from weft.installed import failure_of_package
 from weft.interrupts import INTERRUPTED, interruptible
 
 INPUT_REFUSED = 2
@@ -105,6 +106,11 @@ def run(arguments: list[str]) -> int:
             # Perhaps the output itself: its disk is full.
             _drop_output()
         print(f"weft: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return RUN_FAILED
+    except Exception as error:
+        if (line := failure_of_package(error)) is None:
+            raise
+        print(f"weft: {line}", file=sys.stderr)
         return RUN_FAILED
     return result if isinstance(result, int) else 0
 
