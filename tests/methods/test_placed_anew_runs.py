@@ -35,7 +35,6 @@ from weft.methods.bubble_filling.works import BubbleWork, WorkRows
 from weft.predict.cost.hooks import CostOf, Taken
 from weft.program.kinds import KINDS, Kind
 from weft.program.passes import Pass
-from weft.program.program import Owed
 
 NAME, NAP_S, SLOW_S = "naps", 0.02, 0.06
 NAP = KINDS.register(Kind(name="nap", symbol="NP", stream="compute"))
@@ -58,7 +57,7 @@ def seconds(pricing, rows):
 BUNDLE = Bundle(name=NAME, runtime="weft_naps.runtime", parts=(
     RunTable(method=NAME, table=Table, options=lambda table: table.model_dump()),
     BubbleWork(method=NAME, every=every, items=items),
-    Pass(name=NAME, options=lambda plan, graph: plan.method(NAME), owes=lambda layout, choice: Owed()),
+    Pass(name=NAME, options=lambda plan, graph: plan.method(NAME)),
     CostOf(kind="nap", hook=seconds),
 ))
 """

@@ -101,7 +101,8 @@ class Pass(Generic[Options]):
         beside: returns the rows of ranks that hold no stage, for one step of a pipeline with all passes, and
             their edges among themselves; `rank` is the rank itself.
         groups: returns the groups of its collectives; groups of a program are numbered in this order.
-        owes: returns the program's obligations to the method, None for none.
+        owes: returns the program's obligations to the method. None: there are none, and the method has no
+            state at run time.
         check: returns the violations in a program, given its obligations to the method or None.
         decide: returns the plan with the method's decisions in its options. It may predict the step of any
             plan; None: the method decides nothing. See `weft.planning.planned`.
@@ -129,7 +130,7 @@ class Pass(Generic[Options]):
     )
     beside: Callable[[LoweredPipeline, PipelineLayout, Options], LoweredPipeline] | None = None
     groups: Callable[[PipelineLayout, Options], Sequence[GroupTable]] = lambda *_: ()
-    owes: Callable[[PipelineLayout, Options], Owed | None] = lambda *_: None
+    owes: Callable[[PipelineLayout, Options], Owed | None] = lambda *_: Owed()
     check: Callable[[Program, Any], Sequence[Violation]] = lambda *_: ()
     decide: Callable[[Plan, LayerGraph, PredictStep], Plan] | None = None
 
