@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft.describe.cluster_file import parse_cluster
-from weft.describe.reading import _OTHER_WORDS, _fields_at, holds_json, read_text
+from weft.describe.reading import _OTHER_WORDS, _fields_at, holds_json, read_json, read_text
 from weft.describe.run_file import RunFile, parse_run
 from weft.errors import InputError
 
@@ -33,6 +33,16 @@ def test_a_number_in_quotes_is_named_without_them() -> None:
 def test_a_byte_order_mark_is_no_text(tmp_path) -> None:
     (tmp_path / "rows.csv").write_text("name,layers\n", encoding="utf-8-sig")
     assert read_text(tmp_path / "rows.csv") == "name,layers\n"
+
+
+def test_a_key_given_twice_is_refused(tmp_path) -> None:
+    """The second one would replace the first without a word."""
+    path = tmp_path / "plan.json"
+    path.write_text('{"a": {"b": 1}, "c": {"b": 2}}')
+    assert read_json(path) == {"a": {"b": 1}, "c": {"b": 2}}
+    path.write_text('{"a": {"b": 1, "c": 3, "b": 2}}')
+    with pytest.raises(InputError, match=r"plan.json: not a JSON file: key 'b' is given more than once"):
+        read_json(path)
 
 
 def test_words_of_other_trainers_are_sent_to_the_key_that_is_meant() -> None:

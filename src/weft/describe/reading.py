@@ -7,6 +7,7 @@ import math
 import re
 import tomllib
 import typing
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,15 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def read_json(path: Path | str) -> Any:
-    """Read the value of a JSON file; infinite and undefined numbers are refused.
+    """Read the value of a JSON file; infinite and undefined numbers, and repeated keys, are refused.
 
     Raises:
         InputError: when the file cannot be read, or is not JSON, with line and column.
     """
     try:
-        return json.loads(read_text(path), parse_constant=_finite, parse_float=_finite)
+        return json.loads(
+            read_text(path), parse_constant=_finite, parse_float=_finite, object_pairs_hook=_distinct
+        )
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
@@ -93,8 +96,11 @@ def read_text(path: Path | str) -> str:
 def violations_of(error: ValidationError, where: str, model: type[BaseModel]) -> list[Violation]:
     """Return a violation for each of pydantic's errors; unknown keys and values get the nearest valid one."""
     violations: list[Violation] = []
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items:
         location = item["loc"]
+        if item["type"] == "too_short" and any(_is_inside(other["loc"], location) for other in items):
+            continue  # the items that a list lacks have mistakes of their own
         if location[-1:] in _NO_KEYS and item["type"] not in ("extra_forbidden", "missing"):
             location = location[:-1]
         place = _join(where, key_path(location))
@@ -123,6 +129,10 @@ def violations_of(error: ValidationError, where: str, model: type[BaseModel]) ->
             violations.append(_wrong_value(place, item["input"], item["msg"], item.get("ctx", {})))
     # The alternatives of one value fail one by one.
     return list(dict.fromkeys(violations))
+
+
+def _is_inside(location: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
+    return len(location) > len(other) and location[: len(other)] == other
 
 
 # Words of other trainers, and the key of a run file for each.
@@ -224,6 +234,14 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")
     return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"key {shown(twice)} is given more than once in one object")
+    return found
 
 
 def _reason(error: Exception) -> str:
