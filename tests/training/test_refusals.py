@@ -42,7 +42,8 @@ def run_file(folder: Path, changes: dict[str, dict[str, str]] | None = None) -> 
     names = dict.fromkeys((*TABLES, "report", "checkpoint", *(changes or {})))
     tables = {name: {**TABLES.get(name, {}), **(changes or {}).get(name, {})} for name in names}
     lines = [
-        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        f"[{name}]\n"
+        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items() if value is not None)
         for name, table in tables.items()
     ]
     path.write_text("\n".join(lines))
@@ -70,6 +71,10 @@ def lines_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
             ["task.kind: '__main__:Own': ranks are other processes; put it into a file", "imported"],
         ),
         ({"task": {"kind": "pathlib:Path"}}, ["'pathlib:Path' is no task: it has no batch and no loss"]),
+        (
+            {"model": {"preset": None, "build": "own_models:images"}, "task": {"sequence": None}},
+            ["task.kind: 'causal-lm' gives tokens, and own_models:images reads images"],
+        ),
         ({"report": {"log": ["wandb:no_such_package.log"]}}, ["report.log"]),
         (
             {

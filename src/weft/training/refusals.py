@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from weft.describe.families.own import FAMILY
 from weft.describe.tasks import CHAT, DRAWN, is_language, only_source, sources_of
 from weft.errors import InputError, RunError, Violation
 from weft.files import weft_home
@@ -97,9 +98,14 @@ def _loggers(planned: PlannedJob) -> None:
 
 def _tokenizer(planned: PlannedJob) -> None:
     kind = planned.run.task.kind
+    model = planned.problem.model
+    if is_language(kind) and model.family == FAMILY and model.unit != "tokens":
+        problem = f"{kind!r} gives tokens, and {model.name} reads {model.unit}"
+        near = "image-classification" if model.reads_images else "package.module:Task"
+        raise InputError(Violation("task.kind", problem, near))
     if is_language(kind):
         tokenizer = get_tokenizer(tokenizer_name(planned.run))
-        require_classes(tokenizer, planned.problem.model.vocabulary, masked=kind == _MASKED)
+        require_classes(tokenizer, model.vocabulary, masked=kind == _MASKED)
 
 
 def _data(planned: PlannedJob) -> None:
