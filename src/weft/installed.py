@@ -54,6 +54,11 @@ def installed(group: str) -> tuple[Installed, ...]:
     return tuple(found)
 
 
+def installed_names(group: str) -> tuple[str, ...]:
+    """Return the names of all entry points in a group; nothing is imported."""
+    return tuple(sorted({entry.name for entry in entry_points_of_all().select(group=group)}))
+
+
 def imported(where: str, name: str) -> Any:
     """Return the object of `package.module:name`, of a user or of another package.
 

@@ -118,6 +118,29 @@ def test_methods_that_nobody_contributes_are_refused():
     assert problems(twice) == ["plan: methods: 'gradient-norm': each can be named once"]
 
 
+def test_ways_to_agree_that_no_runtime_knows_are_refused(packages):
+    register(packages, "weft-other", {"weft.synchronisers": {"rounded": "weft_absent:Rounded"}})
+    assert problems(plan(sync=Choice(name="rounded"))) == []
+    (line,) = problems(plan(sync=Choice(name="roundd")))
+    assert line.startswith("plan: sync: 'roundd' is not one of clan, cser, dense, ")
+    assert line.endswith(" (nearest valid: rounded)")
+    for name in ("rounded", "dense"):
+        (line,) = problems(plan(sync=Choice(name=name, options={"bits": 4})))
+        assert line == f"plan: sync: '{name}' takes no options, given bits"
+
+
+def test_a_wrong_item_of_a_list_is_one_mistake():
+    record = json.loads(PlanFile(plan()).to_json())
+    record["stages"][0]["replicas"] = [{"ranks": [-1], "micro_batches": 1}]
+    with pytest.raises(InputError) as refused:
+        parse_plan_file(record)
+    (line,) = map(str, refused.value.violations)
+    assert line.startswith("plan: stages[0].replicas[0].ranks[0]: -1: ")
+    record["stages"][0]["replicas"] = []
+    with pytest.raises(InputError, match=r"^plan: stages\[0\].replicas: \[\]: must have at least 1 item$"):
+        parse_plan_file(record)
+
+
 def test_methods_of_others_refuse_plans(packages):
     (packages / "weft_other.py").write_text(
         "from weft.bundles import Bundle\n"

@@ -30,7 +30,7 @@ from weft.describe.plan_versions import former_ids, in_this_version
 from weft.describe.prediction import Prediction
 from weft.describe.reading import read_json, violations_of
 from weft.describe.servers import refuse_servers
-from weft.describe.synchronisation import derived_options, reduction_problem
+from weft.describe.synchronisation import derived_options, reduction_problem, sync_problem
 from weft.describe.units import shown
 from weft.errors import InputError, Violation, nearest, nearest_divisor
 
@@ -348,10 +348,12 @@ def _precision(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
 
 
 def _synchronisation(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
+    if (problem := sync_problem(plan.sync)) is not None:
+        yield replace(problem, where=f"plan: {problem.where}")
     for key, value in derived_options(plan.sync, plan.stages, cluster).items():
         if (given := plan.sync.options.get(key)) != value:
-            problem = f"{key} is {shown(given)}; the replicas' places in {cluster.name} give {value}"
-            yield Violation("plan: sync", problem, str(value))
+            reason = f"{key} is {shown(given)}; the replicas' places in {cluster.name} give {value}"
+            yield Violation("plan: sync", reason, str(value))
 
 
 def listed(numbers: list[int]) -> str:

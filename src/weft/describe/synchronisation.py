@@ -16,7 +16,8 @@ from weft.describe.plan import SCALED, Choice, Plan, Stage
 from weft.describe.reading import violations_of
 from weft.describe.toml_table import Count, TomlTable
 from weft.describe.units import shown
-from weft.errors import InputError, Violation
+from weft.errors import InputError, Violation, nearest
+from weft.installed import installed_names
 
 if TYPE_CHECKING:
     from weft.describe.job import Job
@@ -46,6 +47,8 @@ Table = TypeVar("Table", bound=TomlTable)
 
 # Replicas add up their whole gradients.
 DENSE = "dense"
+# The entry points of other packages' synchronisers without options.
+SYNCHRONISERS = "weft.synchronisers"
 # The planner chooses among all methods that the goal's contract admits.
 AUTO = "auto"
 # The reason of methods whose replicas cannot be absent.
@@ -165,6 +168,21 @@ def proposed_steps(job: Job) -> Sequence[Mapping[str, Any]]:
 def sync_methods() -> Mapping[str, SyncMethod]:
     """Return synchronisation methods by name; methods without options may be missing."""
     return {one.name: one for one in parts(SyncMethod)}
+
+
+def sync_problem(sync: Choice) -> Violation | None:
+    """Return why no replicas can agree by a plan's `sync`, or None; nothing of the runtime is imported."""
+    methods = sync_methods()
+    if sync.name in methods:
+        return None  # its own rules check the options
+    known = [DENSE, *methods, *installed_names(SYNCHRONISERS)]
+    if sync.name not in known:
+        problem = f"{shown(sync.name)} is not one of {', '.join(sorted(known))}"
+        return Violation("sync", problem, nearest(sync.name, known))
+    if sync.options:
+        problem = f"{shown(sync.name)} takes no options, given {', '.join(sorted(sync.options))}"
+        return Violation("sync", problem)
+    return None
 
 
 def keeps_gradients_local(sync: Choice) -> bool:

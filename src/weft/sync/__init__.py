@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 
 from weft.bundles import runtime_parts
 from weft.describe.plan import Choice
-from weft.describe.synchronisation import sync_options
+from weft.describe.synchronisation import SYNCHRONISERS as PACKAGES
+from weft.describe.synchronisation import sync_options, sync_problem
 from weft.describe.toml_table import TomlTable
-from weft.errors import InputError, Violation, require_choice
+from weft.errors import InputError, Violation
 from weft.installed import installed
 from weft.sync.base import Synchroniser, SynchroniserOf
 from weft.sync.dense import Dense
@@ -27,13 +28,11 @@ def get_synchroniser(choice: Choice) -> Synchroniser:
     Raises:
         InputError: for an unknown or ambiguous name, or options that the method does not have.
     """
+    if (problem := sync_problem(choice)) is not None:
+        raise InputError(problem)
     plain, of_methods = _all_synchronisers()
-    require_choice("sync", choice.name, {**plain, **of_methods})
     if choice.name in of_methods:
         return of_methods[choice.name](sync_options(choice.name, choice.options))
-    if choice.options:
-        given = ", ".join(sorted(choice.options))
-        raise InputError(Violation("sync", f"{choice.name!r} takes no options, given {given}"))
     return plain[choice.name]()
 
 
@@ -43,7 +42,7 @@ def _all_synchronisers() -> tuple[
     """Return the synchronisers without options, and the ones with options, contributed by methods."""
     of_methods = {one.name: one.make for one in runtime_parts(SynchroniserOf)}
     plain = dict(SYNCHRONISERS)
-    for name, named in installed("weft.synchronisers"):
+    for name, named in installed(PACKAGES):
         if name in {**plain, **of_methods}:
             raise InputError(Violation("sync", f"two methods are called {name!r}"))
         plain[name] = named
