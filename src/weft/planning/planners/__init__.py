@@ -1,15 +1,20 @@
-"""Planners by name. A new planner is one file here and one line in `PLANNERS`."""
+"""Planners by name. A new planner is one file here and one line in `PLANNERS`.
+
+A planner of another package is a class that its entry point in the group `weft.planners` names.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.errors import require_choice
+from weft.errors import InputError, Violation, require_choice
+from weft.installed import installed
 from weft.planning.placement.placers import PLACERS
 from weft.planning.planners.amp import AmpPlanner
 from weft.planning.planners.annealing import AnnealingPlanner
 from weft.planning.planners.baechi import BAECHI_PLANNER, PlacementPlanner
 from weft.planning.planners.base import Candidate, Planner, Ranking, Verdict
+from weft.planning.planners.checked import CheckedPlanner
 from weft.planning.planners.equal_split import EqualSplitPlanner
 from weft.planning.planners.graphpipe import GraphPipePlanner
 from weft.planning.planners.homogeneous import (
@@ -45,14 +50,32 @@ _ALL: tuple[Planner, ...] = (
 PLANNERS: Mapping[str, Planner] = {planner.name: planner for planner in _ALL}
 
 
+def all_planners() -> Mapping[str, Planner]:
+    """Return every known planner by name, weft's own first.
+
+    Raises:
+        InputError: when two planners share a name, or an installed one lacks a member.
+    """
+    table = dict(PLANNERS)
+    for entry, named in installed("weft.planners"):
+        planner = CheckedPlanner(entry, named())
+        if planner.name in table:
+            raise InputError(Violation("planner", f"two planners are called {planner.name!r}"))
+        table[planner.name] = planner
+    return table
+
+
 def get_planner(name: str) -> Planner:
     """Return the planner of this name.
 
     Raises:
         InputError: when no planner has it.
     """
-    require_choice("planner", name, PLANNERS)
-    return PLANNERS[name]
+    if name in PLANNERS:
+        return PLANNERS[name]
+    known = all_planners()
+    require_choice("planner", name, known)
+    return known[name]
 
 
-__all__ = ["PLANNERS", "Candidate", "Planner", "Ranking", "Verdict", "get_planner"]
+__all__ = ["PLANNERS", "Candidate", "Planner", "Ranking", "Verdict", "all_planners", "get_planner"]
