@@ -36,7 +36,7 @@ def _sums_s(pricing: Pricing, rows: Ints) -> Floats:
     last = np.zeros(pricing.program.ranks, dtype=np.int64)
     np.maximum.at(last, columns.rank[rows], columns.part[rows])
     places = zip(columns.stage[rows].tolist(), columns.replica[rows].tolist(), strict=True)
-    seconds = np.array([pricing.exchanges_of(*place).gradient_s for place in places])
+    seconds = np.array([pricing.placed.exchanges_of(*place).gradient_s for place in places])
     return np.where(columns.part[rows] < last[columns.rank[rows]], seconds, 0.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from weft.methods.tensor_collectives.program import NAME, crossed, stage_borders
 from weft.predict.cost.exchanges import Exchanges, tensor_exchanges_s
 from weft.predict.cost.hooks import CostOf, Taken, collective_hook
 from weft.predict.cost.network import Network
-from weft.predict.cost.pricing import Pricing, SegmentShares, StageShares
+from weft.predict.cost.pricing import Pricing, SegmentExchanges, SegmentShares, StageShares
 from weft.predict.cost.residency import LiveBytes, kept_by_segments
 from weft.program.arrays import Ints
+from weft.program.segments import StageSegments
 
 _all_reduce = collective_hook(lambda pricing: Network.all_reduce)
 
@@ -48,15 +49,17 @@ def _shares(pricing: Pricing, stage: int, device: Device) -> StageShares:
     return StageShares.of_pieces(pieces, recompute, segment_of[False], segment_of[True], contained_s)
 
 
-def _left(pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> Exchanges:
+def _left(pricing: Pricing, stage: int, replica: int, segments: StageSegments) -> SegmentExchanges:
     """Return the exchanges of a loss, if times of computations do not contain them."""
     ranks = tuple(pricing.placed.ranks_of_stage[stage][replica].tolist())
-    if pricing.model.compute.contains_exchanges(
-        pricing.model.cluster.device_of(ranks[0]), pricing.placed.shape(stage)
-    ):
-        return Exchanges()
-    left_s = tensor_exchanges_s(pricing.plan, pricing.model.graph, pricing.model.network, stage, ranks)[1]
-    return Exchanges(forward_s=left_s, backward_s=left_s)
+    device, shape = pricing.model.cluster.device_of(ranks[0]), pricing.placed.shape(stage)
+    left_s = 0.0
+    if not pricing.model.compute.contains_exchanges(device, shape):
+        left_s = tensor_exchanges_s(pricing.plan, pricing.model.graph, pricing.model.network, stage, ranks)[1]
+    last = Exchanges(forward_s=left_s, backward_s=left_s)
+    return SegmentExchanges(
+        *((*repeat(Exchanges(), len(borders)), last) for borders in (segments.forward, segments.backward))
+    )
 
 
 def _values_kept(pricing: Pricing) -> Ints:

@@ -11,7 +11,8 @@ the layers and of the tokens.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,15 @@ class Exchanges(NamedTuple):
     def of_both(self, recompute: Recompute) -> float:
         """Return the seconds of a micro-batch's forward and backward pass."""
         return self.forward_s + self.backward_s + (self.again_s if recompute != "none" else 0.0)
+
+    @classmethod
+    def total(cls, each: Iterable[Exchanges]) -> Exchanges:
+        return cls(*map(sum, zip(cls(), *each, strict=True)))
+
+
+# From the ranks of a replica to the exchanges of each layer of its stage. The sum of a loss is with the last
+# layer. The sum of a gradient, with which backward passes end, is with the first.
+ByLayer = Callable[[Ranks], list[Exchanges]]
 
 
 def gathered_bytes(graph: LayerGraph, layer: int, shape: Shape, element_bytes: int) -> int:
@@ -90,7 +100,7 @@ def stage_exchanges(
         for gathered, copies in _like_replicas(plan, graph, stage, alike=alike, uniform=uniform):
             grid = plan.grid(stage, copies[0])
             ranks = rows[copies, : grid.ranks]
-            sizes = zip((_tensor, _context, expert_exchanges), grid, strict=True)
+            sizes = zip((tensor_exchanges, context_exchanges, expert_exchanges), grid, strict=True)
             axes = [one(plan, graph, network, stage, copies[0]) for one, size in sizes if size > 1]
             if any(gathered):
                 axes.append(_gathered(plan, network, stage, copies[0], *gathered))
@@ -99,8 +109,8 @@ def stage_exchanges(
             of_replica[copies] = len(exchanges) + kind
             for one in first:
                 inside = without_tensor if timed(stage, int(ranks[one, 0])) else axes
-                each = [seconds_of(tuple(ranks[one].tolist())) for seconds_of in inside]
-                exchanges.append(Exchanges(*map(sum, zip(*each, strict=True))))
+                each = (seconds_of(tuple(ranks[one].tolist())) for seconds_of in inside)
+                exchanges.append(Exchanges.total(chain.from_iterable(each)))
                 firsts.append(copies[one])
             half_widths += (
                 network.half_width(group)
@@ -150,22 +160,20 @@ def _places(network: Network, ranks: Ints) -> tuple[tuple[int, ...], Ints]:
     return tuple(first[order].tolist()), number[of_replica]
 
 
-def _tensor(
-    plan: Plan, graph: LayerGraph, network: Network, stage: int, copy: int
-) -> Callable[[Ranks], Exchanges]:
-    shape = plan.shape(stage, copy)
-    reduced, exchanges = graph.amounts("tensor_reduced", shape), graph.tensor_exchanges
-    sizes: Counter[int] = Counter()
-    for layer in plan.stages[stage].layers:
-        if size := round(reduced[layer] * plan.element_bytes / exchanges[layer]):
-            sizes[size] += exchanges[layer]
+def tensor_exchanges(plan: Plan, graph: LayerGraph, network: Network, stage: int, copy: int = 0) -> ByLayer:
+    """Price the all-reduces of tensor ranks, or the gathers and scatters in their place."""
+    shape, counts = plan.shape(stage, copy), graph.tensor_exchanges
+    reduced = graph.amounts("tensor_reduced", shape)
+    each = [
+        (counts[layer], round(reduced[layer] * plan.element_bytes / counts[layer]))
+        for layer in plan.stages[stage].layers
+    ]
 
-    def seconds_of(ranks: Ranks) -> Exchanges:
+    def seconds_of(ranks: Ranks) -> list[Exchanges]:
         groups = plan.grid(stage, copy).tensor_groups(ranks)
-        seconds = sum(
-            count * _at_once(network, network.all_reduce, groups, size) for size, count in sizes.items()
-        )
-        return Exchanges(seconds, seconds, seconds)
+        once_s = _once(network, network.all_reduce, groups, (size for _, size in each))
+        seconds = (count * once_s[size] for count, size in each)
+        return [Exchanges(one, one, one) for one in seconds]
 
     return seconds_of
 
@@ -188,14 +196,14 @@ def _gathered_bytes(plan: Plan, graph: LayerGraph, stage: int, copy: int) -> _Ga
 
 def _gathered(
     plan: Plan, network: Network, stage: int, copy: int, forward: Sequence[int], backward: Sequence[int]
-) -> Callable[[Ranks], Exchanges]:
-    def seconds_of(ranks: Ranks) -> Exchanges:
+) -> ByLayer:
+    def seconds_of(ranks: Ranks) -> list[Exchanges]:
         groups = plan.grid(stage, copy).tensor_groups(ranks)
         there_s, back_s = (
             sum(_at_once(network, network.all_gather, groups, size) for size in sizes)
             for sizes in (forward, backward)
         )
-        return Exchanges(there_s, back_s)
+        return [Exchanges(there_s, back_s)]
 
     return seconds_of
 
@@ -213,32 +221,31 @@ def tensor_exchanges_s(
         left += graph.amounts("tensor_reduced", shape)[layer] - between / 2.0
     groups, left_bytes = plan.grid(stage).tensor_groups(ranks), round(left * plan.element_bytes)
     left_s = _at_once(network, network.all_reduce, groups, left_bytes) if left_bytes > 0 else 0.0
-    return _tensor(plan, graph, network, stage, 0)(ranks).forward_s, left_s
+    all_s = Exchanges.total(tensor_exchanges(plan, graph, network, stage)(ranks)).forward_s
+    return all_s, left_s
 
 
-def _context(
-    plan: Plan, graph: LayerGraph, network: Network, stage: int, copy: int
-) -> Callable[[Ranks], Exchanges]:
+def context_exchanges(plan: Plan, graph: LayerGraph, network: Network, stage: int, copy: int = 0) -> ByLayer:
+    """Price gathers of keys and values, scatters of their gradients, and sums of loss and gradient."""
     shape, grid, layers = plan.shape(stage, copy), plan.grid(stage, copy), plan.stages[stage].layers
-    gathered = (gathered_bytes(graph, layer, shape, plan.element_bytes) for layer in layers)
-    sizes = Counter(size for size in gathered if size)
+    each = [gathered_bytes(graph, layer, shape, plan.element_bytes) for layer in layers]
     sums = _sums(plan, graph, network, stage, reduced_parameters(plan, graph, stage))
 
-    def seconds_of(ranks: Ranks) -> Exchanges:
+    def seconds_of(ranks: Ranks) -> list[Exchanges]:
         groups = grid.context_groups(ranks)
-        gathers_s, scatters_s = (
-            sum(count * _at_once(network, exchange, groups, size) for size, count in sizes.items())
+        gather_s, scatter_s = (
+            _once(network, exchange, groups, each)
             for exchange in (network.all_gather, network.reduce_scatter)
         )
-        loss_s, gradient_s = sums(groups)
-        return Exchanges(gathers_s + loss_s, scatters_s, gathers_s, gradient_s)
+        found = [Exchanges(gather_s[size], scatter_s[size], gather_s[size]) for size in each]
+        return _with_sums(found, *sums(groups))
 
     return seconds_of
 
 
 def expert_exchanges(
     plan: Plan, graph: LayerGraph, network: Network, stage: int, copy: int = 0, *, rows: bool = True
-) -> Callable[[Ranks], Exchanges]:
+) -> ByLayer:
     """Price rows that go to their experts and back, as if all experts had as many.
 
     Forward passes of a mixture gather the counts of rows first. Without `rows`, price the sums of the loss
@@ -246,22 +253,29 @@ def expert_exchanges(
     """
     shape, grid, layers = plan.shape(stage, copy), plan.grid(stage, copy), plan.stages[stage].layers
     dispatched = graph.amounts("dispatched", shape)
-    mixtures = [layer for layer in layers if rows and dispatched[layer]]
-    sizes = Counter(round(dispatched[layer] * plan.element_bytes) for layer in mixtures)
+    each = [round(dispatched[layer] * plan.element_bytes) if rows else 0 for layer in layers]
     counts_bytes = COUNT_BYTES * graph.experts * grid.expert
     sums = _sums(plan, graph, network, stage, alike_parameters(graph, layers, shape))
 
-    def seconds_of(ranks: Ranks) -> Exchanges:
+    def seconds_of(ranks: Ranks) -> list[Exchanges]:
         groups = grid.expert_groups(ranks)
-        there_s = sum(
-            count * _at_once(network, network.all_to_all, groups, size) for size, count in sizes.items()
-        )
-        counts_s = sizes.total() * _at_once(network, network.all_gather, groups, counts_bytes)
-        loss_s, gradient_s = sums(groups)
-        again_s = counts_s + 2 * there_s
-        return Exchanges(again_s + loss_s, 2 * there_s, again_s, gradient_s)
+        there_s = _once(network, network.all_to_all, groups, each)
+        counts_s = _at_once(network, network.all_gather, groups, counts_bytes) if any(each) else 0.0
+        found = []
+        for size in each:
+            again_s = 2 * there_s[size] + (counts_s if size else 0.0)
+            found.append(Exchanges(again_s, 2 * there_s[size], again_s))
+        return _with_sums(found, *sums(groups))
 
     return seconds_of
+
+
+def _with_sums(each: list[Exchanges], loss_s: float, gradient_s: float) -> list[Exchanges]:
+    """Return the exchanges of layers, with those that end forward and backward passes."""
+    first, last = Exchanges(gradient_s=gradient_s), Exchanges(forward_s=loss_s)
+    each[0] = Exchanges.total((each[0], first))
+    each[-1] = Exchanges.total((each[-1], last))
+    return each
 
 
 def _sums(
@@ -281,6 +295,16 @@ def _sums(
         return loss_s, gradient_s
 
     return seconds_of
+
+
+def _once(
+    network: Network,
+    exchange: Callable[[Ranks, int], CollectiveTime],
+    groups: Sequence[Ranks],
+    sizes: Iterable[int],
+) -> Mapping[int, float]:
+    """Return seconds by size, of which there are few."""
+    return {size: _at_once(network, exchange, groups, size) if size else 0.0 for size in set(sizes)}
 
 
 def _at_once(

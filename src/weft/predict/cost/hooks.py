@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -135,7 +136,7 @@ def computation(
         def place_s(
             stage: int, replica: int, devices: int, completes: int, part: int
         ) -> tuple[float, float, float]:
-            exchanges = pricing.exchanges_of(stage, replica)
+            exchanges = pricing.exchanges_of(kind, stage, replica, part)
             each = pricing.times_of(kind, stage, replica, part, devices)
             half_widths.update(times.half_width for times in each)
             sources.update(times.source for times in each)
@@ -279,28 +280,29 @@ def takes_nothing(pricing: Pricing, rows: Ints) -> Taken:
     return Taken(np.zeros(len(rows)), np.zeros(len(rows)), np.zeros(len(rows)))
 
 
+# A segment runs a part of a pass; exchanges between segments are instructions of their own.
+_FORWARD = partial(
+    computation, seconds_of=lambda times: times.forward_s, exchanged=lambda exchanges: exchanges.forward_s
+)
+_BACKWARD_INPUT = partial(computation, exchanged=lambda exchanges: exchanges.backward_s, recomputes=True)
+# The weight part of a backward pass needs nothing from other ranks, nor does the optimizer.
+_BACKWARD_WEIGHT = partial(computation, seconds_of=lambda times: times.backward_weight_s)
+
+
+def _input_s(times: StageTimes) -> float:
+    return times.backward_input_s
+
+
+def _both_s(times: StageTimes) -> float:
+    return times.backward_input_s + times.backward_weight_s
+
+
 _COMPUTATIONS_AND_MESSAGES: tuple[CostOf, ...] = (
-    computation("forward", lambda times: times.forward_s, lambda exchanges: exchanges.forward_s),
-    computation(
-        "backward",
-        lambda times: times.backward_input_s + times.backward_weight_s,
-        lambda exchanges: exchanges.backward_s,
-        recomputes=True,
-    ),
-    computation(
-        "backward_input",
-        lambda times: times.backward_input_s,
-        lambda exchanges: exchanges.backward_s,
-        recomputes=True,
-    ),
-    # The weight part of a backward pass needs nothing from other ranks, nor does the optimizer.
-    computation("backward_weight", lambda times: times.backward_weight_s),
+    *map(_FORWARD, ("forward", "forward_segment")),
+    *(_BACKWARD_INPUT(kind, _both_s) for kind in ("backward", "backward_segment")),
+    *(_BACKWARD_INPUT(kind, _input_s) for kind in ("backward_input", "input_segment")),
+    *map(_BACKWARD_WEIGHT, ("backward_weight", "weight_segment")),
     computation("step", lambda times: times.update_s),
-    # Exchanges between segments are separate instructions.
-    computation("forward_segment", lambda times: times.forward_s),
-    computation("backward_segment", lambda times: times.backward_input_s + times.backward_weight_s),
-    computation("input_segment", lambda times: times.backward_input_s),
-    computation("weight_segment", lambda times: times.backward_weight_s),
     CostOf(kind="send_activation", hook=message_cost),
     CostOf(kind="send_gradient", hook=message_cost),
     # The sender bears the time of a message.

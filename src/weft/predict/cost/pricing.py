@@ -7,7 +7,7 @@ the part of the computations that its collectives replace.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,7 +26,17 @@ from weft.program.buffers import last_gradients
 from weft.program.codes import distinct_rows
 from weft.program.kinds import BACKWARD, is_any_of, is_send
 from weft.program.program import NONE, Program
-from weft.program.segments import BACKWARD_SEGMENTS, CutInSegments, cutter_of, segments_of
+from weft.program.segments import (
+    BACKWARD_SEGMENTS,
+    CutInSegments,
+    StageSegments,
+    cutter_of,
+    segments_of,
+)
+
+# Instructions that run segments of a pass, or complete it.
+_FORWARDS = ("forward", "forward_segment")
+_BACKWARDS = ("backward", "backward_input", "backward_segment", "input_segment", "weight_segment")
 
 
 class StageShares(NamedTuple):
@@ -70,20 +80,27 @@ def _parts_of(seconds: Sequence[float], segment: Sequence[int]) -> tuple[float, 
     return tuple(found)
 
 
+class SegmentExchanges(NamedTuple):
+    """The exchanges that stay inside of segments, in order of the forward pass."""
+
+    forward: tuple[Exchanges, ...]
+    backward: tuple[Exchanges, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SegmentShares:
     """The division of a stage's times among a method's segments; the method contributes it.
 
     Attributes:
         shares: of a stage on a device.
-        left: the exchanges that stay inside computations, given a stage, a replica and its exchanges.
+        left: the exchanges that stay inside of its segments, given a stage, a replica and its segments.
         taken: the most bytes that a segment of a backward pass takes, of a stage on a device; None: as many
             as the whole pass.
     """
 
     method: str
     shares: Callable[[Pricing, int, Device], StageShares]
-    left: Callable[[Pricing, int, int, Exchanges], Exchanges]
+    left: Callable[[Pricing, int, int, StageSegments], SegmentExchanges]
     taken: Callable[[Pricing, int, Device], float] | None = None
 
 
@@ -93,6 +110,7 @@ class SegmentedTimes:
 
     owed: CutInSegments
     priced: SegmentShares
+    _left: dict[tuple[int, int], SegmentExchanges] = field(default_factory=dict)
 
     def times_of(
         self, pricing: Pricing, kind: str, stage: int, part: int, devices: int, times: tuple[StageTimes, ...]
@@ -101,25 +119,33 @@ class SegmentedTimes:
         one = self.owed.segments[stage]
         if not one.forward and not one.backward:
             return times
-        # The last segment completes a forward pass.
-        number = len(one.forward) if kind == "forward" else part
+        number = _number(one, kind, part)
         return tuple(
             _own(each, self.priced.shares(pricing, stage, device), kind, number)
             for each, device in zip(times, pricing.placed.device_sets[devices], strict=True)
         )
 
-    def left(self, pricing: Pricing, stage: int, replica: int, exchanges: Exchanges) -> Exchanges:
+    def left(self, pricing: Pricing, kind: str, stage: int, replica: int, part: int) -> Exchanges | None:
+        """Return the exchanges inside of the part of a stage that one instruction runs; None: of a whole."""
         one = self.owed.segments[stage]
-        if not one.forward and not one.backward:
-            return exchanges
-        return self.priced.left(pricing, stage, replica, exchanges)
+        if kind not in (*_FORWARDS, *_BACKWARDS) or (not one.forward and not one.backward):
+            return None
+        if (stage, replica) not in self._left:
+            self._left[stage, replica] = self.priced.left(pricing, stage, replica, one)
+        forward, backward = self._left[stage, replica]
+        return (forward if kind in _FORWARDS else backward)[_number(one, kind, part)]
+
+
+def _number(segments: StageSegments, kind: str, part: int) -> int:
+    """Return the number of the segment that an instruction runs; the last one completes a forward pass."""
+    return len(segments.forward) if kind == "forward" else part
 
 
 def _own(times: StageTimes, shares: StageShares, kind: str, number: int) -> StageTimes:
-    if kind in ("forward", "forward_segment"):
+    if kind in _FORWARDS:
         alone_s = max(0.0, times.forward_s - shares.contained_s)
         return replace(times, forward_s=alone_s * shares.forward[number])
-    if kind in ("backward", "backward_input", "backward_segment", "input_segment", "weight_segment"):
+    if kind in _BACKWARDS:
         alone_s = max(0.0, times.backward_input_s - shares.contained_s)
         return replace(
             times,
@@ -188,10 +214,10 @@ class Pricing:
             return times
         return self._segmented.times_of(self, kind, stage, part, devices, times)
 
-    def exchanges_of(self, stage: int, replica: int) -> Exchanges:
-        """Return the seconds of the exchanges inside a replica's computations."""
-        exchanges = self.placed.exchanges_of(stage, replica)
-        return exchanges if self._segmented is None else self._segmented.left(self, stage, replica, exchanges)
+    def exchanges_of(self, kind: str, stage: int, replica: int, part: int) -> Exchanges:
+        """Return the seconds of exchanges inside of the stage or segment that an instruction runs."""
+        left = None if self._segmented is None else self._segmented.left(self, kind, stage, replica, part)
+        return self.placed.exchanges_of(stage, replica) if left is None else left
 
     @cached_property
     def taken_bytes(self) -> Ints:
