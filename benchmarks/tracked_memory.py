@@ -91,7 +91,12 @@ MODELS = {
 }
 
 
-RECORDED = {"vocabulary": "vocab_size", "sequence": "max_position_embeddings", "hidden": "hidden_size"}
+RECORDED = {
+    "vocabulary": "vocab_size",
+    "sequence": "max_position_embeddings",
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+}
 
 
 class StepBytes(NamedTuple):

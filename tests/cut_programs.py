@@ -67,7 +67,7 @@ def cluster(latency_us: int, *, synchronous: bool = True) -> Cluster:
                 "name": "host",
                 "count": 1,
                 "device": "core",
-                "devices": 16,
+                "devices": 48,
                 "bandwidth": "1 GB/s",
                 "latency": f"{latency_us} us",
             }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from tracked import FOREACH, TrackedStep, predicted, tracked
 from tracked_memory import MODELS, SHAPES, TARGET, resized
 
 from weft.describe.convolutional_models import convolutional_config
-from weft.describe.plan import RECOMPUTES
+from weft.describe.plan import RECOMPUTES, Recompute
 from weft.methods.expert_exchanges.program import WAYS
 
 SMALL = {"hidden": 128, "heads": 4, "key_value_heads": 4, "layers": 2, "feed_forward": 384}
@@ -139,3 +140,27 @@ def test_each_row_of_an_expert_is_counted_once(step: TrackedStep) -> None:
     assert told.resident_bytes == pytest.approx(found.resident_bytes, rel=0.002)
     comes = found.peak_bytes - found.resident_bytes
     assert told.peak_bytes - told.resident_bytes == pytest.approx(comes, rel=TARGET)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+def test_a_tensor_rank_has_the_sums_of_all_tokens_beside_its_part_of_the_stream(recompute: Recompute) -> None:
+    """Of two mixtures more."""
+    fewer, more = (
+        TrackedStep(
+            model=resized(MODELS["mixtral"], vocabulary=256, sequence=1024, layers=layers),
+            precision="bf16",
+            recompute=recompute,
+            tensor_parallel=2,
+            expert_parallel=2,
+            exchanges="instructions",
+        )
+        for layers in (3, 5)
+    )
+    foretold, comes = (
+        find(more).peak_bytes
+        - find(more).resident_bytes
+        - find(fewer).peak_bytes
+        + find(fewer).resident_bytes
+        for find in map(cache, (predicted, tracked))
+    )
+    assert foretold == pytest.approx(comes, rel=0.015)

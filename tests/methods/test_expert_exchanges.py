@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,6 +70,8 @@ with_ranks = partial(Row, MIXTRAL, ep=2)
         Row(MIXED, "1f1b", ep=3, micro_batch_size=3, splits=(1,)),
         with_ranks("zb-h1", pp=2, dp=2, sharding="zero-2"),
         with_ranks("zb-v", pp=2, loops=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2),)),
+        with_ranks("1f1b", pp=2, tp=2),
+        with_ranks("zb-v", pp=2, cp=2, tp=2, loops=2),
         # The last forward pass, a sum of counts and the first backward pass follow each other.
         with_ranks(dp=2, micro_batches=3, methods=(Balances(ranks=2),)),
         with_ranks("1f1b", pp=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2),)),
@@ -88,10 +90,11 @@ def test_a_mixture_exchanges_twice_in_each_pass(config: ModelConfig, mixtures: i
             assert (kinds == kind).sum() == mixtures * (kinds == passes).sum() > 0
 
 
+@pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize(("ep", "most"), [(2, 2), (3, 3), (6, 3)])
-def test_borders_have_room_for_the_tokens_of_all_ranks(ep: int, most: int) -> None:
-    """A token has two experts of six; a rank with one of them gets it once."""
-    plan = run_by(Row(MIXTRAL, ep=ep, micro_batch_size=ep).plan, way="instructions")
+def test_borders_have_room_for_the_tokens_of_all_ranks(ep: int, most: int, tp: int) -> None:
+    """A token has two experts of six; a rank with one of them gets it once, also of its columns."""
+    plan = run_by(Row(MIXTRAL, ep=ep, tp=tp, micro_batch_size=ep).plan, way="instructions")
     columns = make_program(MIXTRAL, plan).columns
     rows = np.isin(columns.kind, KINDS_OF_BORDERS)
     tokens = MIXTRAL.sequence
@@ -174,6 +177,8 @@ def test_any_missing_edge_or_row_is_refused(
     latency_us=st.sampled_from([0, 20]),
     synchronous=st.booleans(),
     methods=st.sampled_from([(), (Balances("sequence", ranks=1),)]),
+    tp=st.sampled_from([1, 2]),
+    cp=st.sampled_from([1, 2]),
 )
 def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
     config: ModelConfig,
@@ -184,9 +189,12 @@ def test_a_step_in_segments_takes_as_long_as_inside_and_beside_others_no_longer(
     latency_us: int,
     synchronous: bool,
     methods: tuple[Method, ...],
+    tp: int,
+    cp: int,
 ) -> None:
     schedule, pp = order
-    row = Row(config, schedule, pp=pp, dp=dp, ep=ep, micro_batch_size=samples * ep, methods=methods)
+    size = samples * ep
+    row = Row(config, schedule, pp=pp, dp=dp, ep=ep, tp=tp, cp=cp, micro_batch_size=size, methods=methods)
     on = cluster(latency_us, synchronous=synchronous)
     inside, ordered, interleaved = (
         predicted(config, run_by(row.plan, way=way), on).prediction.step_s for way in WAYS
@@ -248,16 +256,23 @@ def test_on_slow_links_another_micro_batch_hides_exchanges(row: Row) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inside_nodes", "recompute", "steps_s", "peaks_gb"),
+    ("degrees", "inside_nodes", "recompute", "steps_s", "peaks_gb"),
     [
-        ("450 GB/s", "none", (4.74, 4.74, 4.71), (67.6, 68.8)),
-        ("64 GB/s", "none", (5.56, 5.56, 5.05), (67.6, 68.8)),
-        ("64 GB/s", "selective", (6.10, 5.75, 5.14), (55.4, 57.3)),
-        ("64 GB/s", "full", (6.67, 6.31, 5.66), (44.5, 47.4)),
+        ({"dp": 8, "ep": 8}, "450 GB/s", "none", (4.74, 4.74, 4.71), (67.6, 68.8)),
+        ({"dp": 8, "ep": 8}, "64 GB/s", "none", (5.56, 5.56, 5.05), (67.6, 68.8)),
+        ({"dp": 8, "ep": 8}, "64 GB/s", "selective", (6.10, 5.75, 5.14), (55.4, 57.3)),
+        ({"dp": 8, "ep": 8}, "64 GB/s", "full", (6.67, 6.31, 5.66), (44.5, 47.4)),
+        ({"dp": 8, "ep": 4, "tp": 2}, "64 GB/s", "none", (5.72, 5.72, 4.88), (65.8, 67.7)),
+        ({"dp": 4, "ep": 8, "tp": 2}, "450 GB/s", "none", (4.50, 4.47, 3.71), (56.5, 58.3)),
+        ({"dp": 4, "ep": 8, "cp": 2}, "450 GB/s", "none", (5.29, 5.55, 4.89), (83.3, 84.5)),
     ],
 )
 def test_steps_of_mixtral_on_64_h100_are_those_of_the_page(
-    inside_nodes: str, recompute: Recompute, steps_s: Sequence[float], peaks_gb: Sequence[float]
+    degrees: Mapping[str, int],
+    inside_nodes: str,
+    recompute: Recompute,
+    steps_s: Sequence[float],
+    peaks_gb: Sequence[float],
 ) -> None:
     node = {"name": "host", "count": 8, "device": "h100-80gb", "devices": 8, "bandwidth": inside_nodes}
     on = cluster_of({"name": "h100", "node": [node]}, "h100")
@@ -265,8 +280,7 @@ def test_steps_of_mixtral_on_64_h100_are_those_of_the_page(
     job = Job(graph=graph, cluster=on, global_batch=1024, sequence=1024, precision="bf16")
     layout = Layout(
         pp=1,
-        dp=8,
-        ep=8,
+        **degrees,
         loops=8,
         micro_batch_size=8,
         schedule="hybrid",
@@ -283,20 +297,6 @@ def test_steps_of_mixtral_on_64_h100_are_those_of_the_page(
     assert [one.step_s for one in found] == pytest.approx(steps_s, abs=0.006)
     peaks = [max(one.peak_bytes) / 1e9 for one in (found[0], found[-1])]
     assert peaks == pytest.approx(peaks_gb, abs=0.06)
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (with_ranks(tp=2), "nearest valid: tp 1"),
-        (with_ranks(cp=2), "nearest valid: cp 1"),
-    ],
-)
-def test_plans_are_refused_in_one_line(row: Row, said: str) -> None:
-    with pytest.raises(InputError) as refused:
-        make_program(MIXTRAL, run_by(row.plan, way="instructions"))
-    [problem] = refused.value.violations
-    assert said in str(problem)
 
 
 @pytest.mark.parametrize("way", ["inside", "instructions"])
@@ -327,18 +327,21 @@ def test_a_plan_with_one_expert_rank_says_that_nothing_is_exchanged(tmp_path: Pa
     assert decided_words(planned) == [said]
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"ep": 2, "cp": 2}, "nearest cp: 1"),
-        ({"ep": 2, "tp": 2}, "nearest tp: 1"),
-    ],
-)
-def test_a_run_file_that_pins_what_does_not_go_with_it_is_refused(
-    tmp_path: Path, keys: dict[str, str | int], said: str
+@pytest.mark.parametrize("way", WAYS)
+def test_tensor_collectives_between_segments_are_refused_beside_it(tmp_path: Path, way: str) -> None:
+    path = asking(tmp_path, way, ep=2, tp=2)
+    path.write_text(f'{path.read_text()}\n[tensor-collectives]\nrun = "instructions"\n')
+    with pytest.raises(InputError, match="without tensor-collectives, or nearest ep: 1"):
+        weft.plan(path)
+
+
+@pytest.mark.parametrize("keys", [{"tp": 2}, {"cp": 2}])
+def test_a_search_takes_it_beside_ranks_that_divide_layers_or_tokens(
+    tmp_path: Path, keys: dict[str, str | int]
 ) -> None:
-    with pytest.raises(InputError, match=said):
-        weft.plan(asking(tmp_path, "instructions", **keys))
+    planned = weft.plan(asking(tmp_path, "interleaved", ep=2, **keys))
+    assert planned.plan.method(NAME) is not None
+    assert EXPERT_DISPATCH in planned.job.program.columns.kind
 
 
 def test_clipped_micro_batches_refuse_those_that_take_turns() -> None:

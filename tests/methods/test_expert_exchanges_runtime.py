@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from equality_table import Outcome, Row, train
 from methods.rows.expert_balance import Balances
-from methods.rows.expert_exchanges import MIXTRAL, SHARED_EXPERTS, Exchanges
+from methods.rows.expert_exchanges import MIXTRAL, ODD, SHARED_EXPERTS, Exchanges
 from methods.rows.gradient_norm import Clips
 from pool import WorkerPool
 
@@ -36,6 +36,12 @@ def train_all(rank: int, ranks: int, rows: list[Row], plans: list[Plan]) -> list
         Row(SHARED_EXPERTS, ep=2, steps=2, methods=(Balances(samples=1, micro_weight=0.5, ranks=2),)),
         Row(MIXTRAL, "1f1b", ep=2, steps=2, recompute="full"),
         Row(SHARED_EXPERTS, "1f1b", ep=2, precision="fp32", recompute="selective"),
+        # Ranks divide the columns of experts, or the tokens, and exchange inside of segments.
+        Row(SHARED_EXPERTS, "1f1b", tp=2, ep=2, steps=2, methods=(Clips(0.2),)),
+        Row(SHARED_EXPERTS, tp=2, ep=2, precision="fp32", recompute="selective"),
+        Row(SHARED_EXPERTS, cp=2, ep=2, precision="fp32", recompute="full", masks=True),
+        Row(MIXTRAL, "zb-h1", pp=2, tp=2, ep=2),
+        Row(ODD, tp=2, ep=2, recompute="full"),
         Row(
             SHARED_EXPERTS,
             ep=2,

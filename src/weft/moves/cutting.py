@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.describe.contract import Contract
 from weft.describe.job import Job
@@ -34,7 +34,7 @@ class Cutter:
     name: str
     axis: Axis
     ways: tuple[str, ...]
-    apart: Mapping[Axis, str]
+    apart: Mapping[Axis, str] = field(default_factory=dict)
 
     def way_of(self, plan: Plan) -> str:
         """Return a plan's way.

@@ -31,6 +31,9 @@ MIXTRAL = SHORT("mixtral", intermediate_size=24)
 BETWEEN, INTERLEAVED = map(Exchanges, ("instructions", "interleaved"))
 SHARED_EXPERTS = SHORT("qwen2_moe", mlp_only_layers=[1])
 BALANCED = partial(Row, MIXTRAL, masks=True)
+# Tensor ranks do not divide seven tokens: each has the whole stream.
+ODD = SHORT("mixtral", intermediate_size=24, max_position_embeddings=7)
+ROUNDED = partial(Row, tolerance=1e-5)
 ROWS = (
     Row(MIXTRAL, "1f1b", pp=2, ep=2, methods=(BETWEEN,)),
     Row(MIXTRAL, ep=3, micro_batch_size=3, micro_batches=2, methods=(INTERLEAVED,)),
@@ -49,6 +52,19 @@ ROWS = (
     Row(MIXTRAL, "zb-h1", pp=2, ep=2, evaluates=True, methods=(BETWEEN,)),
     Row(SHARED_EXPERTS, "zb-v", pp=2, ep=2, loops=2, recompute="full", methods=(INTERLEAVED, Clips(0.2))),
     BALANCED("zb-h1", pp=2, ep=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2), BETWEEN)),
+    # Others divide the columns of each expert, or the tokens, and exchange inside of segments.
+    ROUNDED(MIXTRAL, "1f1b", pp=2, tp=2, ep=2, methods=(BETWEEN,)),
+    ROUNDED(SHARED_EXPERTS, dp=2, tp=2, ep=2, sharding="zero-2", methods=(INTERLEAVED, Clips(0.2))),
+    ROUNDED(ODD, tp=2, ep=2, recompute="full", evaluates=True, methods=(INTERLEAVED,)),
+    ROUNDED(SHARED_EXPERTS, "zb-h1", pp=2, tp=2, ep=2, recompute="selective", methods=(BETWEEN,)),
+    ROUNDED(MIXTRAL, "zb-v", pp=2, tp=2, ep=2, loops=2, methods=(INTERLEAVED,)),
+    ROUNDED(SHARED_EXPERTS, "breadth-first", tp=2, ep=2, loops=2, transport="device", methods=(INTERLEAVED,)),
+    Row(MIXTRAL, "breadth-first", dp=2, cp=2, ep=2, loops=2, sharding="zero-3", methods=(INTERLEAVED,)),
+    Row(SHARED_EXPERTS, "1f1b", pp=2, cp=2, ep=2, recompute="full", masks=True, methods=(BETWEEN,)),
+    Row(MIXTRAL, "zb-h1", pp=2, cp=2, ep=2, methods=(BETWEEN, Clips(0.2))),
+    ROUNDED(SHARED_EXPERTS, tp=2, cp=2, ep=2, methods=(INTERLEAVED,)),
+    BALANCED(cp=2, ep=2, methods=(Balances("sequence", ranks=2), INTERLEAVED)),
+    BALANCED(tp=2, ep=2, tolerance=1e-5, methods=(Balances("sequence", ranks=2), INTERLEAVED)),
     # Balances, whose losses begin between the borders.
     Row(MIXTRAL, dp=2, ep=2, masks=True, methods=(Balances(ranks=2), INTERLEAVED)),
     BALANCED("1f1b", pp=2, ep=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2), BETWEEN)),

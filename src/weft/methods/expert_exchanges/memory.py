@@ -30,7 +30,8 @@ def rows_kept(pricing: Pricing) -> Ints:
         shape, (*before, _) = plan.shape(stage), plan.stages[stage].layers
         rows, tokens = graph.amounts("dispatched", shape), graph.amounts("sent", shape)
         mixtures = [layer for layer in plan.stages[stage].layers if rows[layer]]
-        beside = sum(2.0 * tokens[layer] for layer in mixtures)
+        # The sums of shared experts are those of all tokens, also where tensor ranks divide the stream.
+        beside = sum((1.0 + shape.sequence_parallel) * tokens[layer] for layer in mixtures)
         if plan.stages[stage].recompute == "none":
             return beside
         # Selective recomputation keeps the results of experts where they arrive, not where they are made.

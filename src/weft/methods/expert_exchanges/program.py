@@ -14,7 +14,6 @@ from typing import Literal, get_args
 
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.plan import EXPERT_BALANCE, EXPERT_EXCHANGES, Plan
-from weft.errors import InputError
 from weft.methods.expert_exchanges.kinds import (
     EXPERT_COMBINE,
     EXPERT_COMBINE_BACKWARD,
@@ -29,16 +28,12 @@ NAME = EXPERT_EXCHANGES
 Way = Literal["inside", "instructions", "interleaved"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-TENSOR = "tensor ranks add up the results of experts inside of the segments"
-TOKENS = "context ranks exchange inside of the segments, which nothing predicts"
-CUTTER = Cutter(name=NAME, axis="expert", ways=WAYS, apart={"tensor": TENSOR, "context": TOKENS})
+CUTTER = Cutter(name=NAME, axis="expert", ways=WAYS)
 
 
 def options(plan: Plan, graph: LayerGraph) -> CutOptions | None:
     if not CUTTER.cuts(plan):
         return None
-    if problems := CUTTER.problems_of(plan, graph):
-        raise InputError(problems)
     stages = range(len(plan.stages))
     owed = CutInSegments(
         segments=tuple(_segments(plan, graph, stage) for stage in stages),
@@ -50,7 +45,9 @@ def options(plan: Plan, graph: LayerGraph) -> CutOptions | None:
 
 def _segments(plan: Plan, graph: LayerGraph, stage: int) -> StageSegments:
     shape = plan.shape(stage)
-    rows, tokens = graph.amounts("dispatched", shape), graph.amounts("sent", shape)
+    rows, own = graph.amounts("dispatched", shape), graph.amounts("sent", shape)
+    # Each tensor rank sends the rows of all tokens, also of those that the stream has elsewhere.
+    tokens = [shape.sequence_parallel * one for one in own]
     forward: list[Border] = []
     backward: list[Border] = []
     for layer in plan.stages[stage].layers:

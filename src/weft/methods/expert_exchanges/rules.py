@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from weft.describe.plan_file import PlanRule
 from weft.describe.run_tables.methods import RunTable
 from weft.describe.toml_table import TomlTable
 from weft.errors import Violation
@@ -40,8 +39,6 @@ def _of_blocks(planned: PlannedJob) -> Iterator[Violation]:
 
 
 RULES = (
-    *CUTTER.compositions,
-    PlanRule(refuse=CUTTER.problems_of),
     JobRule(refuse=_of_blocks),
     RunTable(
         method=NAME,

@@ -2,6 +2,9 @@
 
 A block with experts is in three pieces: attention, router and sorted rows; the experts; the sums by token.
 Shared experts compute in the first piece. The exchanges are those of `ExpertRanks`.
+
+Tensor ranks divide the columns of all experts, and exchange inside of the pieces. They enter a mixture in its
+first piece. In its last piece they add up partial results, once.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from torch import nn
 
 from weft.run.parallel.expert_ranks import Dispatch, ExpertRanks
+from weft.run.parallel.tensor_parallel import TensorRanks
 from weft.run.stage.experts import Sorted, add_results, compute_rows
 from weft.run.stage.layers import LayerFunction
 from weft.run.stage.pieces import Branch, PieceBorder, PieceList, StagePiece, State
@@ -25,6 +29,7 @@ class WithMixtures(Protocol):
     """A stage that may have mixtures, which expert ranks divide."""
 
     expert: ExpertRanks
+    tensor: TensorRanks
 
     def experts(self) -> dict[int, Any]:
         """Return the experts of mixtures by the positions of their layers."""
@@ -58,7 +63,7 @@ class ExpertCut:
                 continue
             attention, mixture = one
             found.compute(attention.run)
-            MixturePass(mixture, next(mixtures), self._stage.expert).append(found)
+            MixturePass(mixture, next(mixtures), self._stage).append(found)
         return found.pieces
 
     def exchanging_elsewhere(self) -> AbstractContextManager[None]:
@@ -71,11 +76,12 @@ class MixturePass:
     Args:
         branch: the mixture beside the stream.
         experts: its experts; they have no common type.
-        ranks: the stage's own, which meet nobody here.
+        stage: its expert ranks meet nobody here; its tensor ranks do.
     """
 
-    def __init__(self, branch: Branch, experts: Any, ranks: ExpertRanks) -> None:
-        self._branch, self._experts, self._ranks = branch, experts, ranks
+    def __init__(self, branch: Branch, experts: Any, stage: WithMixtures) -> None:
+        self._branch, self._experts = branch, experts
+        self._ranks, self._tensor = stage.expert, stage.tensor
         self._places: Sorted | None = None
         self._route: Dispatch | None = None
 
@@ -90,8 +96,11 @@ class MixturePass:
     def _scatter(self, state: State) -> State:
         """Return the rows, the weights of tokens' experts, the sums of shared experts, and the stream."""
         (stream,) = state
-        # Without the sums of its experts, a mixture gives those of the shared ones, or zeros.
-        shared = self._branch.inside(self._branch.before(stream))
+        entered = self._tensor.enter(self._branch.before(stream))
+        # Without the sums of its experts, a mixture gives those of the shared ones, or zeros. Partial ones
+        # of tensor ranks wait for those of the experts.
+        with self._tensor.exchanging_elsewhere():
+            shared = self._branch.inside(entered)
         rows, weights, self._places = self._ranks.left.pop()
         return rows, weights, shared, stream
 
@@ -103,7 +112,7 @@ class MixturePass:
         results, weights, shared, stream = state
         assert self._places is not None, "rows are scattered first"
         summed = add_results(results, weights, self._places).view_as(shared)
-        return (self._branch.after(summed + shared, stream),)
+        return (self._branch.after(self._tensor.leave(summed + shared), stream),)
 
     def _dispatch(self, value: torch.Tensor, group: Group, *, backward: bool) -> torch.Tensor:
         """Send rows to their experts, or their gradients back; forward, the ranks gather counts first.

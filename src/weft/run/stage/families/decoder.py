@@ -141,7 +141,7 @@ class DecoderStage(StageModule):
     def functions_or_branches(self, inputs: torch.Tensor) -> list[LayerFunction | tuple[Branch, Branch]]:
         """Return the stage's layers; of a block with experts, the branches of attention and of the mixture.
 
-        No tensor ranks divide the stage.
+        Tensor ranks exchange in the modules that begin and end the branches' regions.
         """
         found: list[LayerFunction | tuple[Branch, Branch]] = [self._embed] if self.embeds else []
         of_blocks = zip(self.block_indices, self._blocks_of(inputs), strict=True)
