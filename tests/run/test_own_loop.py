@@ -205,6 +205,8 @@ def loss_fn(logits, targets):
 with weft.Runtime(sys.argv[1], "gpt-1m", loss_fn) as runtime:
     inputs = torch.zeros(runtime.plan.global_batch, runtime.plan.sequence, dtype=torch.long)
     runtime.step(inputs, inputs)
+    # A second time, at the end of the block, it does nothing.
+    runtime.close()
 print([name for task in Path("/proc/self/task").iterdir() if "gloo" in (name := (task / "comm").read_text())])
 """
 

@@ -53,11 +53,13 @@ def adamw(stage: nn.Module) -> torch.optim.Optimizer:
 class Runtime:
     """One rank of a plan; every rank of the job makes one and calls `step` equally often.
 
-    It joins the job's process group if the program has not done so.
+    It joins the job's process group if the program has not done so. It writes no checkpoints: `weft train`
+    does, of your own modules, tasks and optimizers, too.
 
     Args:
         plan: a Plan, or the path of a plan file.
-        model: a preset's name, a folder with a `config.json`, or a `ModelConfig`.
+        model: a preset's name, a folder with a `config.json`, `mymodule:build`, or a `ModelConfig`. The
+            weights of a folder are not read: `seed` draws parameters. Those of captured models stay as they are.
         loss_fn: (logits of shape (micro_batch_size, sequence, vocabulary), targets) to the mean loss of the
             micro-batch.
         optimizer_factory: makes the optimizer of one stage; default AdamW at 1e-3.
@@ -198,8 +200,9 @@ class Runtime:
         If it failed, the other ranks are told that this one is gone.
         """
         self._runtime.close(failed=failed)
-        if self._context is not None:
-            self._context.close()
+        context, self._context = self._context, None
+        if context is not None:
+            context.close()
 
     def __enter__(self) -> Self:
         return self
