@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
+from installing import register
 
 from weft.describe.cluster import Cluster
 from weft.describe.layout import PartialLayout
@@ -44,6 +46,24 @@ def searched(name: str, on: str) -> Ranking:
 def best_s(ranking: Ranking) -> float:
     """The shortest simulated step that fits."""
     return min(one.step_s for one in ranking.fitting)
+
+
+@pytest.mark.parametrize(
+    ("members", "problem"),
+    [
+        ("name = 'mine'", "planner: 'mine' is no planner: it has no space and no search"),
+        ("name = 'amp'; space = search = None", "planner: two planners are called 'amp'"),
+        (
+            "name = 'mine'; space = None; search = list",
+            "planner mine: search returns list, no Ranking",
+        ),
+    ],
+)
+def test_what_is_no_planner_is_refused_in_one_line(packages: Path, members: str, problem: str) -> None:
+    (packages / "weft_other.py").write_text(f"class Mine:\n    {members}\n")
+    register(packages, "weft-other", {"weft.planners": {"mine": "weft_other:Mine"}})
+    with pytest.raises(InputError, match=f"^{problem}"):
+        get_planner("mine").search(())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(PLANNERS))
