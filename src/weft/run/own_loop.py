@@ -59,7 +59,7 @@ class Runtime:
     Args:
         plan: a Plan, or the path of a plan file.
         model: a preset's name, a folder with a `config.json`, `mymodule:build`, or a `ModelConfig`. The
-            weights of a folder are not read: `seed` draws parameters. Those of captured models stay as they are.
+            weights of a folder are not read: `seed` draws parameters. Captured models keep theirs.
         loss_fn: (logits of shape (micro_batch_size, sequence, vocabulary), targets) to the mean loss of the
             micro-batch.
         optimizer_factory: makes the optimizer of one stage; default AdamW at 1e-3.
