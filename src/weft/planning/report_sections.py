@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from weft.bundles import parts
+from weft.bundles import others, parts, parts_of
+from weft.describe.units import shown
+from weft.installed import failure
 from weft.planning.planned_job import PlannedJob
 from weft.timeline.timeline import Timeline
 
@@ -86,20 +88,38 @@ def sections_of(
     events: Sequence[Mapping[str, Any]] = (),
     measured: Timeline | None = None,
 ) -> list[Section]:
-    """Return every section with something to show."""
-    found = (
-        Section(
-            one.name,
-            one.title,
-            [
-                *one.rows(planned, metrics),
-                *one.by_source(planned, sources),
-                *one.events(events),
-                *(() if measured is None else one.measured(planned, measured)),
-            ],
-            one.chart(planned, metrics),
-            one.table(planned, metrics),
-        )
-        for one in parts(ReportSection)
-    )
+    """Return every section with something to show.
+
+    A section of another package that fails says so in its place: a run that has ended keeps its report.
+    """
+    of_others = parts_of(ReportSection, others())
+    found = []
+    for one in parts(ReportSection):
+        try:
+            section = _section(one, planned, metrics, sources, events, measured)
+        except Exception as error:
+            if one not in of_others:
+                raise
+            section = Section(one.name, one.title, [("not shown", failure(error))])
+        found.append(section)
     return [section for section in found if section.rows]
+
+
+def _section(
+    one: ReportSection,
+    planned: PlannedJob,
+    metrics: Sequence[Mapping[str, Any]],
+    sources: BySource,
+    events: Sequence[Mapping[str, Any]],
+    measured: Timeline | None,
+) -> Section:
+    rows = [
+        *one.rows(planned, metrics),
+        *one.by_source(planned, sources),
+        *one.events(events),
+        *(() if measured is None else one.measured(planned, measured)),
+    ]
+    for row in rows:
+        if not isinstance(row, tuple) or len(row) != 2 or not all(isinstance(part, str) for part in row):
+            raise TypeError(f"{shown(row)} is no row: a label and the figure, as text")
+    return Section(one.name, one.title, rows, one.chart(planned, metrics), one.table(planned, metrics))
