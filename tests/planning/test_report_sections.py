@@ -9,7 +9,7 @@ import pytest
 from installing import install_method
 
 from weft.planning import report_sections
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 from weft.planning.report_sections import ReportSection, sections_of
 
 # What no section here reads.
