@@ -314,6 +314,8 @@ def stage(layers: tuple[int, ...], ranks: tuple[int, ...]) -> Stage:
             ["ranks 8: '8xa100-80gb' has ranks 0 to 7", "ranks 3, 4, 5, 6, 7 hold no stage"],
         ),
         ({"mesh": {"pp": 2}}, ["mesh: pp 2 is 2 ranks, the stages use 4"]),
+        ({"mesh": {"pp": 2, "dq": 2}}, ["mesh: 'dq' is not one of pp, dp, ep, cp, tp (nearest valid: dp)"]),
+        ({"mesh": {"pp": 2, "tp": 2}}, ["mesh.tp: 2, but replicas divide layers by 1 (nearest valid: 1)"]),
         (
             {
                 "stages": (stage((0, 1, 2), (0,)), stage((3, 4, 5), (1,))),

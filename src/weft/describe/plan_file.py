@@ -24,7 +24,7 @@ from weft.describe.layer_choices import choice_problems
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layout import DENSE
 from weft.describe.one_line import one_line
-from weft.describe.plan import Plan
+from weft.describe.plan import AXES, Plan
 from weft.describe.plan_subject import PlanSubject
 from weft.describe.plan_versions import former_ids, in_this_version
 from weft.describe.prediction import Prediction
@@ -236,6 +236,9 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
             break
     if idle:
         yield Violation("plan: stages", f"ranks {listed(idle)} hold no stage, but higher ones do")
+    for axis in plan.mesh:
+        if axis not in AXES:
+            yield Violation("plan: mesh", f"{shown(axis)} is not one of {', '.join(AXES)}", nearest(axis, AXES))
     product = math.prod(plan.mesh.values())
     if product != len(used):
         axes = " x ".join(f"{axis} {size}" for axis, size in list(plan.mesh.items())[:_SHOWN]) or "empty"
@@ -253,7 +256,11 @@ def _tensor(plan: Plan, graph: LayerGraph) -> Iterable[Violation]:
         problem = f"{shown(inner)} {kind} ranks, but replicas with {listed(odd)} ranks"
         yield Violation(f"plan: mesh.{axis}", problem, shown(nearest_divisor(inner, *widths)))
         return
-    for degree in (width // inner for width in widths):
+    degrees = [width // inner for width in widths]
+    if len(degrees) == 1 and plan.mesh.get("tp", 1) != degrees[0]:
+        problem = f"{plan.mesh.get('tp', 1)}, but replicas divide layers by {degrees[0]}"
+        yield Violation("plan: mesh.tp", problem, str(degrees[0]))
+    for degree in degrees:
         if (reason := graph.refuse_tensor(degree)) is not None:
             yield Violation("plan: stages", reason)
     if (reason := graph.refuse_context(plan.cp, plan.sequence)) is not None:
