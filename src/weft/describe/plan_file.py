@@ -238,7 +238,9 @@ def _ranks(plan: Plan, cluster: Cluster) -> Iterable[Violation]:
         yield Violation("plan: stages", f"ranks {listed(idle)} hold no stage, but higher ones do")
     for axis in plan.mesh:
         if axis not in AXES:
-            yield Violation("plan: mesh", f"{shown(axis)} is not one of {', '.join(AXES)}", nearest(axis, AXES))
+            yield Violation(
+                "plan: mesh", f"{shown(axis)} is not one of {', '.join(AXES)}", nearest(axis, AXES)
+            )
     product = math.prod(plan.mesh.values())
     if product != len(used):
         axes = " x ".join(f"{axis} {size}" for axis, size in list(plan.mesh.items())[:_SHOWN]) or "empty"
