@@ -295,8 +295,8 @@ def _route(step: TrackedStep, ranks: ExpertRanks, counts: torch.Tensor) -> Dispa
     experts, tokens = step.model.architecture.experts, step.micro_batch_size * step.model.sequence
     assert experts is not None, "only experts have rows"
     rows = tokens // ranks.size * experts.active
-    to_each, order = [rows // ranks.size] * ranks.size, counts.new_empty(rows)
-    return Dispatch(ranks, to_each, to_each, counts[: len(counts) // ranks.size], order, order)
+    sent, order = [[rows // ranks.size] * ranks.size] * ranks.size, counts.new_empty(rows)
+    return Dispatch(ranks, sent, counts[: len(counts) // ranks.size], order, order)
 
 
 def _total(tracker: MemTracker | LiveStorages, when: str) -> int:

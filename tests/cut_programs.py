@@ -59,15 +59,16 @@ def require_told(path: Path, name: str, way: str, kinds: Sequence[int]) -> None:
         assert rows["in a step on rank 0"] == str(exchanges.sum())
 
 
-def cluster(latency_us: int, *, synchronous: bool = True) -> Cluster:
+def cluster(latency_us: int, *, synchronous: bool = True, nodes: int = 1) -> Cluster:
+    between = {"between": ["host", "host"], "bandwidth": "1 GB/s", "latency": f"{latency_us} us"}
     record = {
         "name": "cores",
         "node": [
             {
                 "name": "host",
-                "count": 1,
+                "count": nodes,
                 "device": "core",
-                "devices": 48,
+                "devices": 48 // nodes,
                 "bandwidth": "1 GB/s",
                 "latency": f"{latency_us} us",
             }
@@ -81,7 +82,7 @@ def cluster(latency_us: int, *, synchronous: bool = True) -> Cluster:
             }
         },
     }
-    return cluster_of(record, "cores")
+    return cluster_of({**record, "link": [between]} if nodes > 1 else record, "cores")
 
 
 def predicted(config: ModelConfig, plan: Plan, on: Cluster) -> PredictedStep:

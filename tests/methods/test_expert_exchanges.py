@@ -15,7 +15,7 @@ from equality_table import Row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods.rows.expert_balance import Balances
-from methods.rows.expert_exchanges import MIXTRAL, SHORT
+from methods.rows.expert_exchanges import FOUR, LEVELS, MIXTRAL, SHORT, Exchanges
 from methods.rows.expert_exchanges import SHARED_EXPERTS as MIXED
 from methods.rows.micro_batch_clipping import ClipsMicro
 from one_process import Method
@@ -38,10 +38,13 @@ from weft.methods.expert_exchanges.kinds import (
     EXPERT_DISPATCH,
     EXPERT_DISPATCH_BACKWARD,
 )
-from weft.methods.expert_exchanges.program import NAME, WAYS
+from weft.methods.expert_exchanges.levels import of_nodes
+from weft.methods.expert_exchanges.moves import MOVES
+from weft.methods.expert_exchanges.program import NAME, WAYS, Way
 from weft.methods.micro_batch_clipping.kinds import TAKE_GRADIENT
 from weft.methods.sharding.kinds import REDUCE
 from weft.moves.layout import build_plan
+from weft.moves.move import Context
 from weft.planning.compile import compile_evaluation, compile_folded
 from weft.planning.decisions import decided_words
 from weft.planning.job_rules import refused_by_methods
@@ -256,19 +259,21 @@ def test_on_slow_links_another_micro_batch_hides_exchanges(row: Row) -> None:
 
 
 @pytest.mark.parametrize(
-    ("degrees", "inside_nodes", "recompute", "steps_s", "peaks_gb"),
+    ("degrees", "per_node", "inside_nodes", "recompute", "steps_s", "peaks_gb"),
     [
-        ({"dp": 8, "ep": 8}, "450 GB/s", "none", (4.74, 4.74, 4.71), (67.6, 68.8)),
-        ({"dp": 8, "ep": 8}, "64 GB/s", "none", (5.56, 5.56, 5.05), (67.6, 68.8)),
-        ({"dp": 8, "ep": 8}, "64 GB/s", "selective", (6.10, 5.75, 5.14), (55.4, 57.3)),
-        ({"dp": 8, "ep": 8}, "64 GB/s", "full", (6.67, 6.31, 5.66), (44.5, 47.4)),
-        ({"dp": 8, "ep": 4, "tp": 2}, "64 GB/s", "none", (5.72, 5.72, 4.88), (65.8, 67.7)),
-        ({"dp": 4, "ep": 8, "tp": 2}, "450 GB/s", "none", (4.50, 4.47, 3.71), (56.5, 58.3)),
-        ({"dp": 4, "ep": 8, "cp": 2}, "450 GB/s", "none", (5.29, 5.55, 4.89), (83.3, 84.5)),
+        ({"dp": 8, "ep": 8}, 1, "450 GB/s", "none", (4.74, 4.74, 4.71), (67.6, 68.8)),
+        ({"dp": 8, "ep": 8}, 1, "64 GB/s", "none", (5.56, 5.56, 5.05), (67.6, 68.8)),
+        ({"dp": 8, "ep": 8}, 1, "64 GB/s", "selective", (6.10, 5.75, 5.14), (55.4, 57.3)),
+        ({"dp": 8, "ep": 8}, 1, "64 GB/s", "full", (6.67, 6.31, 5.66), (44.5, 47.4)),
+        ({"dp": 8, "ep": 4, "tp": 2}, 1, "64 GB/s", "none", (5.72, 5.72, 4.88), (65.8, 67.7)),
+        ({"dp": 4, "ep": 8, "tp": 2}, 1, "450 GB/s", "none", (4.50, 4.47, 3.71), (56.5, 58.3)),
+        ({"dp": 4, "ep": 8, "tp": 2}, 4, "450 GB/s", "none", (4.50, 4.51, 3.71), (56.5, 58.3)),
+        ({"dp": 4, "ep": 8, "cp": 2}, 1, "450 GB/s", "none", (5.29, 5.55, 4.89), (83.3, 84.5)),
     ],
 )
 def test_steps_of_mixtral_on_64_h100_are_those_of_the_page(
     degrees: Mapping[str, int],
+    per_node: int,
     inside_nodes: str,
     recompute: Recompute,
     steps_s: Sequence[float],
@@ -292,7 +297,7 @@ def test_steps_of_mixtral_on_64_h100_are_those_of_the_page(
     plan = plan.model_copy(update={"stages": stages})
     found = [
         predict(CostModel(graph=graph, cluster=on), each, compile_folded(each, graph, on)).prediction
-        for each in (run_by(plan, way=way) for way in WAYS)
+        for each in (plan.model_copy(update={"methods": Exchanges(way, per_node).choices}) for way in WAYS)
     ]
     assert [one.step_s for one in found] == pytest.approx(steps_s, abs=0.006)
     peaks = [max(one.peak_bytes) / 1e9 for one in (found[0], found[-1])]
@@ -342,6 +347,77 @@ def test_a_search_takes_it_beside_ranks_that_divide_layers_or_tokens(
     planned = weft.plan(asking(tmp_path, "interleaved", ep=2, **keys))
     assert planned.plan.method(NAME) is not None
     assert EXPERT_DISPATCH in planned.job.program.columns.kind
+
+
+NODES = """
+name = "nodes"
+[[node]]
+name = "host"
+count = 2
+device = "a100-80gb"
+devices = {devices}
+[[link]]
+between = ["host", "host"]
+bandwidth = "25 GB/s"
+latency = "5 us"
+"""
+
+
+def test_a_move_to_segments_keeps_the_two_levels() -> None:
+    plan = LEVELS(methods=(Exchanges("inside", 2),)).plan
+    [move, *_] = MOVES
+    context = Context(plan=plan, graph=layer_graph(FOUR), cluster=cluster(0, nodes=24))
+    assert move.applies(context) is None
+    [choice] = move.apply(context).methods
+    assert choice.options == {"run": "instructions", "ranks_per_node": 2}
+
+
+def asking_in_levels(folder: Path, per_node: int, devices: int, **keys: str | int) -> Path:
+    """A run file for two nodes that asks for exchanges in two levels, with the cluster beside it."""
+    path = asking(folder, "instructions", **keys)
+    (folder / "nodes.toml").write_text(NODES.format(devices=devices))
+    text = path.read_text().replace('use = "4xa100-80gb"', 'use = "nodes.toml"')
+    path.write_text(text + f"ranks_per_node = {per_node}\n")
+    return path
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exchange_in_two_levels_takes_the_one_inside_nodes_longer(way: Way) -> None:
+    def step_s(per_node: int, nodes: int) -> float:
+        plan = LEVELS(methods=(Exchanges(way, per_node),)).plan
+        return predicted(FOUR, plan, cluster(20, nodes=nodes)).prediction.step_s
+
+    assert step_s(2, nodes=24) > step_s(1, nodes=24)
+    assert step_s(4, nodes=1) == step_s(1, nodes=1)
+
+
+def test_a_run_file_asks_for_two_levels(tmp_path: Path) -> None:
+    planned = weft.plan(asking_in_levels(tmp_path, 2, 2, pp=1, ep=4, micro_batch_size=4))
+    choice = planned.plan.method(NAME)
+    assert choice is not None
+    assert choice.options == {"run": "instructions", "ranks_per_node": 2}
+    assert [one for one in refused_by_methods(planned.job) if one.where.startswith(NAME)] == []
+    said = "expert exchanges: 2 ranks of a node first, then between nodes"
+    assert said in decided_words(planned.job)
+    # A plan that somebody has edited.
+    edited = choice.model_copy(update={"options": {**choice.options, "ranks_per_node": 4}})
+    plan = planned.plan.model_copy(update={"methods": (edited,)})
+    [refused] = of_nodes(replace(planned.job, plan=plan))
+    assert str(refused).endswith("2 neighbours on a node (nearest valid: 2)")
+
+
+@pytest.mark.parametrize(
+    ("devices", "per_node", "keys", "said"),
+    [
+        (4, 2, {"ep": 4, "tp": 1}, "groups have 4 neighbours on a node; nearest ranks_per_node: 4"),
+        (3, 3, {"ep": 4, "tp": 1}, "groups have 1 and 3 neighbours on a node; nearest ranks_per_node: 1"),
+    ],
+)
+def test_uneven_nodes_are_refused_in_one_line(
+    tmp_path: Path, devices: int, per_node: int, keys: dict[str, int], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        weft.plan(asking_in_levels(tmp_path, per_node, devices, pp=1, dp=1, micro_batch_size=4, **keys))
 
 
 def test_clipped_micro_batches_refuse_those_that_take_turns() -> None:

@@ -11,12 +11,13 @@ from unittest.mock import patch
 import pytest
 from equality_table import Outcome, Row, train
 from methods.rows.expert_balance import Balances
-from methods.rows.expert_exchanges import MIXTRAL, ODD, SHARED_EXPERTS, Exchanges
+from methods.rows.expert_exchanges import LEVELS, MIXTRAL, ODD, SHARED_EXPERTS, Exchanges
 from methods.rows.gradient_norm import Clips
 from pool import WorkerPool
 
 from weft.describe.plan import Plan
-from weft.methods.expert_exchanges.program import WAYS
+from weft.methods.expert_exchanges.program import WAYS, Way
+from weft.run.parallel import expert_ranks, row_exchange
 from weft.run.parallel.expert_ranks import Dispatch
 from weft.run.stage import expert_pieces
 
@@ -61,6 +62,36 @@ def test_segments_train_like_whole_passes_to_the_bit(worker_pool: WorkerPool, ro
             assert tensors.keys() == inside[1].keys()
             for name, value in tensors.items():
                 assert value.equal(inside[1][name]), name
+
+
+def told_levels(rank: int, ranks: int, rows: list[Row], plans: list[Plan]) -> list[tuple[Outcome, int, int]]:
+    """How each run ends, how often it exchanges rows, and how often among some of the ranks."""
+    found = []
+    for row, plan in zip(rows, plans, strict=True):
+        with (
+            patch.object(expert_ranks, "exchanged", wraps=expert_ranks.exchanged) as exchanges,
+            patch.object(row_exchange, "_from_some", wraps=row_exchange._from_some) as parts,
+        ):
+            outcome = train(rank, ranks, row, plan)
+        found.append((outcome, exchanges.call_count, parts.call_count))
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", WAYS)
+def test_exchanges_in_two_levels_train_like_those_at_once_to_the_bit(
+    worker_pool: WorkerPool, way: Way
+) -> None:
+    rows = [
+        LEVELS("1f1b", precision="fp32", recompute="full", methods=(Exchanges(way, per_node),))
+        for per_node in (1, 2)
+    ]
+    for at_once, in_levels in worker_pool.run(told_levels, rows, [one.plan for one in rows], ranks=4):
+        (told, tensors), exchanges, parts = in_levels
+        assert told == at_once[0][0]
+        assert all(value.equal(at_once[0][1][name]) for name, value in tensors.items())
+        assert (exchanges, parts) == (at_once[1], 2 * at_once[1])
+        assert exchanges > at_once[2] == 0
 
 
 def counted(rank: int, ranks: int, rows: list[Row], plans: list[Plan]) -> list[tuple[int, int]]:

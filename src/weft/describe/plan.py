@@ -107,6 +107,11 @@ class Choice(_Record):
     options: Mapping[str, int | float | str | bool] = Field(default_factory=dict)
 
 
+def expert_ranks_per_node(exchanges: Choice | None) -> int:
+    """Return the expert ranks of a node that exchange rows first; 1: all exchange at once."""
+    return 1 if exchanges is None else int(exchanges.options.get("ranks_per_node", 1))
+
+
 class LayerChoice(_Record):
     """A method's option for some layers, by position in the LayerGraph: a window, bits, an algorithm."""
 

@@ -73,8 +73,11 @@ class Cutter:
         """Return the move to one of the ways."""
 
         def apply(context: Context) -> Plan:
-            choice = Choice(name=self.name, options={"run": way})
-            return context.plan.model_copy(update={"methods": (*context.plan.methods, choice)})
+            former = context.plan.method(self.name)
+            options = {} if former is None else former.options
+            others = (one for one in context.plan.methods if one.name != self.name)
+            choice = Choice(name=self.name, options={**options, "run": way})
+            return context.plan.model_copy(update={"methods": (*others, choice)})
 
         return Move(
             name=name,

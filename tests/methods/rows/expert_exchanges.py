@@ -20,10 +20,12 @@ class Exchanges(Method):
     """Expert exchanges that run in one of the ways there are."""
 
     way: Way
+    ranks_per_node: int = 1
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        return (Choice(name=NAME, options={"run": self.way}),)
+        levels = {} if self.ranks_per_node == 1 else {"ranks_per_node": self.ranks_per_node}
+        return (Choice(name=NAME, options={"run": self.way, **levels}),)
 
 
 SHORT = partial(tiny_decoder, num_hidden_layers=2, vocab_size=19, max_position_embeddings=8)
@@ -34,6 +36,8 @@ BALANCED = partial(Row, MIXTRAL, masks=True)
 # Tensor ranks do not divide seven tokens: each has the whole stream.
 ODD = SHORT("mixtral", intermediate_size=24, max_position_embeddings=7)
 ROUNDED = partial(Row, tolerance=1e-5)
+FOUR = SHORT("qwen2_moe", mlp_only_layers=[1], num_experts=4)
+LEVELS = partial(Row, FOUR, ep=4, micro_batch_size=4)
 ROWS = (
     Row(MIXTRAL, "1f1b", pp=2, ep=2, methods=(BETWEEN,)),
     Row(MIXTRAL, ep=3, micro_batch_size=3, micro_batches=2, methods=(INTERLEAVED,)),
@@ -65,6 +69,10 @@ ROWS = (
     ROUNDED(SHARED_EXPERTS, tp=2, cp=2, ep=2, methods=(INTERLEAVED,)),
     BALANCED(cp=2, ep=2, methods=(Balances("sequence", ranks=2), INTERLEAVED)),
     BALANCED(tp=2, ep=2, tolerance=1e-5, methods=(Balances("sequence", ranks=2), INTERLEAVED)),
+    # Ranks of a node exchange first, then those with one place on all nodes.
+    LEVELS(methods=(Exchanges("inside", 2), Clips(0.2))),
+    LEVELS("1f1b", recompute="full", transport="device", methods=(Exchanges("instructions", 2),)),
+    LEVELS("zb-h1", evaluates=True, methods=(Exchanges("interleaved", 2),)),
     # Balances, whose losses begin between the borders.
     Row(MIXTRAL, dp=2, ep=2, masks=True, methods=(Balances(ranks=2), INTERLEAVED)),
     BALANCED("1f1b", pp=2, ep=2, methods=(Balances("buffer", samples=2, replicas=1, ranks=2), BETWEEN)),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,19 @@ def test_an_all_to_all_sends_each_part_once(ranks: list[int], fewer: int, more: 
         leaving = here * (len(ranks) - here) * part
         assert high.link_s == pytest.approx(leaving / BETWEEN.bytes_per_s)
         assert high.seconds >= BETWEEN.latency_s + high.link_s - 1e-15
+
+
+@given(groups, sizes)
+def test_an_all_to_all_in_two_levels_takes_the_one_inside_nodes_longer(ranks: list[int], size: int) -> None:
+    at_once, in_levels = PLAIN.all_to_all(ranks, size), PLAIN.all_to_all_by_node(ranks, size)
+    assert in_levels.link_s == at_once.link_s
+    counts = Counter(rank // 4 for rank in ranks)
+    here = max(counts.values())
+    if len(counts) == 1 or here == 1:
+        assert in_levels == at_once
+        return
+    inside_s = INSIDE.latency_s + (here - 1) / here * size / INSIDE.bytes_per_s
+    assert in_levels.seconds == pytest.approx(inside_s + BETWEEN.latency_s + at_once.link_s)
 
 
 def test_a_ring_takes_the_textbook_time() -> None:

@@ -16,16 +16,22 @@ from weft.predict.cost.exchanges import (
     Exchanges,
     context_exchanges,
     expert_exchanges,
+    row_exchange,
     tensor_exchanges,
 )
-from weft.predict.cost.hooks import CostOf, Taken, collective_hook
+from weft.predict.cost.hooks import CostOf, Taken, TimeOf, collective_hook
 from weft.predict.cost.network import Network
 from weft.predict.cost.pricing import Pricing, SegmentExchanges, SegmentShares, StageShares
 from weft.predict.cost.residency import LiveBytes
 from weft.program.arrays import Ints
 from weft.program.segments import StageSegments
 
-_all_to_all = collective_hook(lambda pricing: Network.all_to_all)
+
+def _row_exchange(pricing: Pricing) -> TimeOf:
+    return lambda network, spread, moved_bytes: row_exchange(network, pricing.plan)(spread, moved_bytes)
+
+
+_all_to_all = collective_hook(_row_exchange)
 
 
 def _count_bytes(pricing: Pricing, rows: Ints) -> Ints:

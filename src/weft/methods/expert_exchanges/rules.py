@@ -7,10 +7,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from weft.describe.run_tables.methods import RunTable
-from weft.describe.toml_table import TomlTable
+from weft.describe.run_tables.methods import Options, RunTable
+from weft.describe.toml_table import Count, TomlTable
 from weft.errors import Violation
+from weft.methods.expert_exchanges.levels import LEVELS
 from weft.methods.expert_exchanges.program import CUTTER, NAME, Way
+from weft.moves.cutting import INSIDE
 from weft.planning.job_rules import JobRule
 from weft.planning.planned_job import PlannedJob
 
@@ -25,6 +27,10 @@ class ExpertExchangesTable(TomlTable):
             "beside another micro-batch"
         ),
     ] = "inside"
+    ranks_per_node: Annotated[
+        Count,
+        Field(description="expert ranks of a node that exchange rows first; 1: all exchange at once"),
+    ] = 1
 
 
 LINEAR = "blocks with linear attention are not cut before their experts"
@@ -38,11 +44,17 @@ def _of_blocks(planned: PlannedJob) -> Iterator[Violation]:
         yield Violation(f"{NAME}.run", LINEAR, "inside")
 
 
+def _options(table: ExpertExchangesTable) -> Options | None:
+    asked = {"run": (table.run, INSIDE), "ranks_per_node": (table.ranks_per_node, 1)}
+    return {key: value for key, (value, default) in asked.items() if value != default} or None
+
+
 RULES = (
+    *LEVELS,
     JobRule(refuse=_of_blocks),
     RunTable(
         method=NAME,
         table=ExpertExchangesTable,
-        options=lambda table: None if table.run == "inside" else {"run": table.run},
+        options=_options,
     ),
 )

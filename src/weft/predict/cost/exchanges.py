@@ -20,9 +20,10 @@ import numpy as np
 from weft.describe.amount import Shape
 from weft.describe.layer_graph import LayerGraph
 from weft.describe.layer_pieces import cut_of
-from weft.describe.plan import Plan, Recompute
+from weft.describe.plan import EXPERT_EXCHANGES, Plan, Recompute, expert_ranks_per_node
 from weft.predict.cost.memory import alike_parameters, gradient_element_bytes, reduced_parameters
 from weft.predict.cost.network import CollectiveTime, Network
+from weft.predict.cost.network import Ranks as NetworkRanks
 from weft.program.arrays import Ints
 
 # Each context rank sends the sum of the loss over its tokens and their count, in fp64.
@@ -259,7 +260,7 @@ def expert_exchanges(
 
     def seconds_of(ranks: Ranks) -> list[Exchanges]:
         groups = grid.expert_groups(ranks)
-        there_s = _once(network, network.all_to_all, groups, each)
+        there_s = _once(network, row_exchange(network, plan), groups, each)
         counts_s = _at_once(network, network.all_gather, groups, counts_bytes) if any(each) else 0.0
         found = []
         for size in each:
@@ -268,6 +269,12 @@ def expert_exchanges(
         return _with_sums(found, *sums(groups))
 
     return seconds_of
+
+
+def row_exchange(network: Network, plan: Plan) -> Callable[[NetworkRanks, int], CollectiveTime]:
+    """Return the all-to-all of a plan's expert ranks, at once or in two levels."""
+    at_once = expert_ranks_per_node(plan.method(EXPERT_EXCHANGES)) == 1
+    return network.all_to_all if at_once else network.all_to_all_by_node
 
 
 def _with_sums(each: list[Exchanges], loss_s: float, gradient_s: float) -> list[Exchanges]:

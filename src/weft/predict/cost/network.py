@@ -168,11 +168,35 @@ class Network:
         inside_s = max((_slowest_s([link], (here - 1) * part) for link in self._inside(spread)), default=0.0)
         if spread.nodes == 1:
             return self._copied(spread, CollectiveTime(inside_s, 0.0), given_bytes, given_bytes)
-        # All devices of a node send at once, each the parts of the other nodes' ranks.
-        between, leaving = self._between(spread.around, here), (spread.ranks - here) * part
-        seconds = max(inside_s, _slowest_s(between, leaving))
-        alone = CollectiveTime(seconds, _moving_s(between, leaving))
+        leaving = self._leaving(spread, given_bytes)
+        alone = leaving._replace(seconds=max(inside_s, leaving.seconds))
         return self._copied(spread, alone, given_bytes, given_bytes)
+
+    def all_to_all_by_node(self, ranks: Ranks, given_bytes: int) -> CollectiveTime:
+        """Return the time of an all-to-all inside the nodes, then between ranks with one place on all nodes.
+
+        The first brings every part to the rank of its node with the receiver's place. Through host memory,
+        each of both copies all bytes.
+        """
+        spread = self._spread_of(ranks)
+        if spread.nodes == 1 or spread.most_on_a_node == 1:
+            return self.all_to_all(spread, given_bytes)
+        here = spread.most_on_a_node
+        part = (here - 1) / here * given_bytes
+        inside = CollectiveTime(max(_slowest_s([link], part) for link in self._inside(spread)), 0.0)
+        first, then = (
+            self._copied(spread, one, given_bytes, given_bytes)
+            for one in (inside, self._leaving(spread, given_bytes))
+        )
+        return then._replace(seconds=first.seconds + then.seconds)
+
+    def _leaving(self, spread: Spread, given_bytes: int) -> CollectiveTime:
+        """Return the time of the parts of an all-to-all for ranks on other nodes."""
+        # All devices of a node send at once, each the parts of the other nodes' ranks.
+        here = spread.most_on_a_node
+        between = self._between(spread.around, here)
+        leaving = (spread.ranks - here) * (given_bytes / spread.ranks)
+        return CollectiveTime(_slowest_s(between, leaving), _moving_s(between, leaving))
 
     def many_to_many(
         self, senders: Sequence[int], receivers: Sequence[int], given_bytes: int

@@ -6,7 +6,7 @@ of their experts and come back (Lepikhin et al., GShard, arXiv 2006.16668, secti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 
 from weft.run.parallel.function import Function
 from weft.run.parallel.permutation import inverse, permuted
+from weft.run.parallel.row_exchange import Sent, exchanged
 from weft.run.parallel.token_ranks import TokenRanks
 
 _SAMPLES = 0
@@ -25,6 +26,7 @@ class ExpertRanks(TokenRanks):
     """The ranks of one replica of a stage that divide experts and samples, seen from one of them.
 
     Attributes:
+        per_node: neighbours on each node, which exchange rows first; 1: all exchange at once.
         elsewhere: True while the caller exchanges the rows of mixtures itself, between segments.
         left: these rows, as the mixtures leave them.
     """
@@ -33,6 +35,7 @@ class ExpertRanks(TokenRanks):
 
     def __init__(self, place: int = 0, size: int = 1) -> None:
         super().__init__(place, size)
+        self.per_node = 1
         self.elsewhere = False
         self.left: list[Any] = []
 
@@ -54,8 +57,8 @@ class ExpertRanks(TokenRanks):
         expert = torch.arange(own.shape[1], device=own.device).repeat(self.size)
         order = torch.argsort(expert.repeat_interleave(own.flatten()), stable=True)
         # The host needs the sizes of all sends.
-        given, taken = (one.tolist() for one in (counts.view(self.size, -1).sum(1), own.sum(1)))
-        return Dispatch(self, given, taken, own.sum(0), order, inverse(order))
+        sent = of_all.view(self.size, self.size, -1).sum(2).tolist()
+        return Dispatch(self, sent, own.sum(0), order, inverse(order))
 
     @contextmanager
     def exchanging_elsewhere(self) -> Iterator[None]:
@@ -72,14 +75,13 @@ class Dispatch(NamedTuple):
     """The way of a micro-batch's rows to their experts and back.
 
     Attributes:
-        given, taken: rows to each rank, and from each.
+        sent: rows from each rank to each.
         counts: rows of all ranks for each of this rank's experts, (own experts,).
         order, place: positions of received rows in the order of experts, and the inverse, (received,).
     """
 
     ranks: ExpertRanks
-    given: Sequence[int]
-    taken: Sequence[int]
+    sent: Sent
     counts: torch.Tensor
     order: torch.Tensor
     place: torch.Tensor
@@ -106,17 +108,15 @@ class Dispatch(NamedTuple):
 
     def send(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows that all ranks send to this one; no gradient follows."""
-        return self._exchanged(rows, self.given, self.taken)
+        return self._exchanged(rows, self.sent)
 
     def send_back(self, rows: torch.Tensor) -> torch.Tensor:
         """Return this rank's own rows from the ranks of their experts; no gradient follows."""
-        return self._exchanged(rows, self.taken, self.given)
+        return self._exchanged(rows, [*zip(*self.sent, strict=True)])
 
-    def _exchanged(self, rows: torch.Tensor, given: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
-        received = rows.new_empty(sum(taken), rows.shape[1])
+    def _exchanged(self, rows: torch.Tensor, sent: Sent) -> torch.Tensor:
         with self.ranks.meeting():
-            self.ranks.group.all_to_all_rows(received, rows.contiguous(), taken, given)
-        return received
+            return exchanged(rows, sent, self.ranks.group, self.ranks.per_node)
 
 
 class _Exchange(Function):

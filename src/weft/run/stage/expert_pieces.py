@@ -122,6 +122,7 @@ class MixturePass:
         if backward:
             return self._given_back(value)
         ranks = ExpertRanks(group.place, group.size)
+        ranks.per_node = self._ranks.per_node
         ranks.connect(group)
         assert self._places is not None, "rows are scattered first"
         self._route = ranks.route(self._places.counts)
