@@ -17,7 +17,7 @@ from weft.moves.composition import Composition
 from weft.moves.layout import rank_table
 from weft.planning.decisions import DecidedWords
 from weft.planning.job_rules import JobRule
-from weft.planning.planned import PlannedJob
+from weft.planning.planned_job import PlannedJob
 
 _KEY = "ranks_per_node"
 
