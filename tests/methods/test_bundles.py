@@ -10,7 +10,7 @@ from installing import install_method, register
 from small_plans import make_plan, tiny
 
 import weft
-from weft.bundles import Bundle, bundles, parts, runtime_parts
+from weft.bundles import Bundle, bundles, parts
 from weft.describe.families import layer_graph
 from weft.describe.plan import Choice
 from weft.errors import InputError
@@ -136,21 +136,6 @@ def test_parts_that_would_have_no_effect_are_refused(packages: Path, parts: str,
     install_method(packages, "weft_other", "other", pure, "")
     with pytest.raises(InputError, match=f"^method other: {problem}"):
         bundles()
-
-
-@pytest.mark.parametrize(
-    ("runtime", "problem"),
-    [
-        ("", "'weft_other.runtime:PARTS' cannot be imported: .* has no attribute 'PARTS'$"),
-        ("import absent", "'weft_other.runtime:PARTS' cannot be imported: .*'absent'"),
-        ("PARTS = 3", "is int, no tuple of parts$"),
-    ],
-)
-def test_a_runtime_without_parts_is_refused_in_one_line(packages: Path, runtime: str, problem: str) -> None:
-    pure = "from weft.bundles import Bundle\nBUNDLE = Bundle(name='other', runtime='weft_other.runtime')\n"
-    install_method(packages, "weft_other", "other", pure, runtime)
-    with pytest.raises(InputError, match=f"^method other: runtime: {problem}"):
-        runtime_parts(Pass)
 
 
 def test_a_method_that_declares_no_obligations_has_its_state_at_run_time(weft_example: Path) -> None:

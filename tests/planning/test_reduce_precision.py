@@ -196,9 +196,11 @@ def test_what_cannot_be_reduced_in_is_refused_in_one_line() -> None:
     edited = planned(usual).model_copy(update={"reduce_precision": "fp16"})
     [found] = check_plan(edited, usual.job.graph, usual.job.cluster)
     assert str(found).startswith("plan: reduce_precision: fp16 has room")
-    edited = edited.model_copy(update={"reduce_precision": "bf16", "sync": Choice(name="rounded")})
+    edited = edited.model_copy(
+        update={"reduce_precision": "bf16", "sync": Choice(name="local-averaging", options={"every": 2})}
+    )
     [found] = check_plan(edited, usual.job.graph, usual.job.cluster)
-    assert str(found).startswith("plan: reduce_precision: bf16: with sync 'rounded'")
+    assert str(found).startswith("plan: reduce_precision: bf16: with sync 'local-averaging'")
 
 
 def test_no_search_goes_on_to_another_way_to_agree() -> None:
