@@ -25,7 +25,7 @@ from weft.methods.tensor_norms.kinds import NAME, TENSOR_NORMS, TakesTensorNorms
 from weft.methods.tensor_norms.verify import check_exchanges
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
-from weft.program.passes import GroupTable, Pass
+from weft.program.passes import GroupTable, Pass, stage_groups
 from weft.program.passes.before_steps import before_steps
 
 # A sum of squares is an fp64 number. The graph of layers counts no tensors: a block of a transformer has 9
@@ -68,18 +68,10 @@ def exchange(pipeline: LoweredPipeline, layout: PipelineLayout, exchanged: Excha
 
 
 def groups(layout: PipelineLayout, exchanged: Exchanged) -> Sequence[GroupTable]:
-    """Return all ranks of each stage, or those of each replica; stages on the same ranks share groups."""
+    """Return all ranks of each stage, or those of each replica."""
     if not exchanged.meets(layout):
         return ()
-    numbers: dict[tuple[int, ...], int] = {}
-    lanes = len(layout.stages[0].replicas[0])
-    table = np.zeros((len(layout.stages), layout.replicas, lanes), dtype=np.int64)
-    for index, stage in enumerate(layout.stages):
-        everyone = tuple(sorted(rank for ranks in stage.replicas for rank in ranks))
-        for replica, ranks in enumerate(stage.replicas):
-            group = ranks if exchanged.local else everyone
-            table[index, replica] = numbers.setdefault(group, len(numbers))
-    return (GroupTable(kinds=(TENSOR_NORMS,), groups=tuple(numbers), by=("stage", "replica"), table=table),)
+    return (stage_groups((TENSOR_NORMS,), layout, apart=exchanged.local),)
 
 
 def owes(layout: PipelineLayout, exchanged: Exchanged) -> TakesTensorNorms | None:

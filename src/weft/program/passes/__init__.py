@@ -318,6 +318,21 @@ class ProgramGroups:
         return GroupKin(len(self.groups), by_replica, tuple(one.table for one in self.tables))
 
 
+def stage_groups(kinds: tuple[int, ...], layout: PipelineLayout, *, apart: bool = False) -> GroupTable:
+    """Build a group of all ranks of each stage; `apart`: of the ranks of each of its replicas.
+
+    Stages on the same ranks share groups. All replicas have equally many ranks.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    lanes = len(layout.stages[0].replicas[0])
+    table = np.zeros((len(layout.stages), layout.replicas, lanes), dtype=np.int64)
+    for index, stage in enumerate(layout.stages):
+        everyone = tuple(sorted(rank for ranks in stage.replicas for rank in ranks))
+        for replica, ranks in enumerate(stage.replicas):
+            table[index, replica] = numbers.setdefault(ranks if apart else everyone, len(numbers))
+    return GroupTable(kinds=kinds, groups=tuple(numbers), by=("stage", "replica"), table=table)
+
+
 def replica_groups(
     kinds: tuple[int, ...], layout: PipelineLayout, parts: Sequence[Sequence[Sequence[int]]]
 ) -> GroupTable:
