@@ -7,7 +7,7 @@ it behind the last pass of the window's first step. A plan that leaves its windo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -34,14 +34,13 @@ from weft.program.program import NONE, Columns, Edges
 
 @dataclass(frozen=True, slots=True)
 class FilledStage:
-    """The items of a stage, its window, and the kinds of rows that read what the items make.
+    """The items of a stage, and its window.
 
     Without runs in the window, all items run behind the passes of its first step.
     """
 
     items: tuple[WorkRows, ...]
     window: StageWindow
-    readers: tuple[int, ...] = ()
 
     @property
     def serial(self) -> bool:
@@ -62,10 +61,7 @@ def options(plan: Plan, graph: LayerGraph) -> tuple[FilledStage, ...] | None:
     else:
         every = min(one.every(plan) or 1 for one in works)
         windows = [StageWindow(every, ())] * len(stages)
-    readers = tuple(kind for one in works for kind in one.read_by)
-    return tuple(
-        FilledStage(tuple(some), window, readers) for some, window in zip(items, windows, strict=True)
-    )
+    return tuple(FilledStage(tuple(some), window) for some, window in zip(items, windows, strict=True))
 
 
 def refuse(
@@ -110,8 +106,7 @@ def fill(
     if not rows:
         return pipeline
     joined = Edges.join(edges)
-    filled = insert(pipeline, Columns.join(rows), np.concatenate(anchors), np.concatenate(turns), joined)
-    return filled._replace(edges=Edges.join([filled.edges, *_to_readers(filled.columns, works)]))
+    return insert(pipeline, Columns.join(rows), np.concatenate(anchors), np.concatenate(turns), joined)
 
 
 def computations(columns: Columns, device: int) -> tuple[Ints, Ints]:
@@ -161,12 +156,12 @@ def _placed(columns: Columns, stage: int, path: int, work: FilledStage) -> tuple
         micro_batch=np.where(by_micro_batch, micro_batches[place], NONE),
     )
     anchors, before = places[found], behind < 0
-    return rows, np.where(before, anchors, last_issued(columns, anchors, work.readers)), before
+    return rows, np.where(before, anchors, last_issued(columns, anchors)), before
 
 
-def last_issued(columns: Columns, rows: Ints, readers: Sequence[int] = ()) -> Ints:
-    """Return the last row issued behind each computation, before the next one, a reader or the next step."""
-    ends = is_compute(columns.kind) | is_any_of(columns.kind, readers)
+def last_issued(columns: Columns, rows: Ints) -> Ints:
+    """Return the last row issued behind each computation, before the next one or the next step."""
+    ends = is_compute(columns.kind)
     for one in (columns.rank, columns.iteration):
         ends[1:] |= one[1:] != one[:-1]
     following = np.append(np.flatnonzero(ends), len(columns))
@@ -213,27 +208,6 @@ def _edges(items: Sequence[WorkRows], added: Columns, first: int) -> Edges:
     rows = [(first + source, first + target, distance) for source, (distance, target) in firsts.items()]
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Edges(source=table[:, 0], target=table[:, 1], distance=table[:, 2])
-
-
-def _to_readers(columns: Columns, works: Sequence[FilledStage]) -> Iterator[Edges]:
-    """Yield edges to rows on other streams that read the results of their stage's items.
-
-    A step follows the readers, and next results follow the step, as computations of a device are in order.
-    """
-    for stage, work in enumerate(works):
-        kinds = [kind for kind in work.readers if KINDS[kind].stream != "compute"]
-        rows_of_stage = np.flatnonzero(columns.stage == stage)
-        kind, part = columns.kind[rows_of_stage], columns.part[rows_of_stage]
-        read = rows_of_stage[is_any_of(kind, kinds)]
-        used_up = {before for one in work.items for before in one.after}
-        results = (one for place, one in enumerate(work.items) if place not in used_up) if len(read) else ()
-        for item in results:
-            made = rows_of_stage[(kind == item.kind) & (part == item.part)]
-            for path in np.unique(columns.replica[read]).tolist():
-                own, rows = (one[columns.replica[one] == path] for one in (made, read))
-                # The first reader stands for those behind it. The cycle repeats.
-                following = np.searchsorted(rows, own)
-                yield Edges.of(own, rows[following % len(rows)], following == len(rows))
 
 
 PASS = Pass(

@@ -62,13 +62,11 @@ class BubbleWork:
         every: returns the steps from one time to the next where the work waits for no bubbles; None: the plan
             has no such work.
         items: returns the items of a stage.
-        read_by: codes of the kinds that read what items make, and are no work.
     """
 
     method: str
     every: Callable[[Plan], int | None]
     items: Callable[[Plan, LayerGraph, int], Sequence[WorkRows]]
-    read_by: tuple[int, ...] = ()
 
 
 def works_of(plan: Plan) -> tuple[BubbleWork, ...]:

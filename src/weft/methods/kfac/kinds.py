@@ -170,7 +170,7 @@ PRECONDITION_SHARDS = KINDS.register(
     Kind(
         name="precondition_shards",
         symbol="PZ",
-        stream="collective",
+        stream="compute",
         reads=_MULTIPLIED,
         writes=("preconditioned",),
         collective=True,

@@ -114,7 +114,7 @@ def _every(plan: Plan) -> int | None:
     return None if found is None else found.every
 
 
-WORK = BubbleWork(method=NAME, every=_every, items=items, read_by=(PRECONDITION_SHARDS,))
+WORK = BubbleWork(method=NAME, every=_every, items=items)
 
 
 def refuse(layout: PipelineLayout, treated: TreatedStages, others: Mapping[str, Any]) -> list[Violation]:
