@@ -21,7 +21,7 @@ from weft.methods.kfac.kinds import (
 )
 from weft.methods.kfac.linears import FACTORS
 from weft.program.kinds import BACKWARD, BACKWARD_INPUT, FORWARD
-from weft.program.program import Program
+from weft.program.program import NONE, Program
 
 NEVER = -1
 
@@ -60,10 +60,15 @@ def versions_in(program: Program, steps: int) -> tuple[tuple[BlockVersions, ...]
     replicas = int(columns.replica.max()) + 1
     micro_batches = program.obligations.forward[:, 2].max() // replicas + 1
     blocks = {layer: _Block() for layer in counts}
+    # Tensor ranks of a replica do alike; the first one of each stage stands for them.
+    rank = {
+        stage: columns.rank[(columns.stage == stage) & (columns.replica == 0)].min() for stage in owed.stages
+    }
+    leads = columns.rank == np.array([rank.get(stage, NONE) for stage in columns.stage.tolist()])
     found = []
     for step in range(steps):
         used: dict[int, BlockVersions] = {}
-        now = (columns.iteration == step % program.steps_per_cycle) & (columns.replica == 0)
+        now = (columns.iteration == step % program.steps_per_cycle) & (columns.replica == 0) & leads
         for row in np.flatnonzero(now).tolist():
             kind, stage, part = (int(one[row]) for one in (columns.kind, columns.stage, columns.part))
             micro_batch = int(columns.micro_batch[row])

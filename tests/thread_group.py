@@ -26,6 +26,10 @@ class ThreadGroup:
         self.size, self.place = barrier.parties, place
         self.sent_bytes: dict[str, int] = {"all_gather": 0, "all_to_all": 0}
 
+    def leave(self) -> None:
+        """Let all others fail that wait for this one."""
+        self._barrier.abort()
+
     def all_gather(self, flat: torch.Tensor, share: torch.Tensor) -> None:
         self.sent_bytes["all_gather"] += (self.size - 1) * share.nbytes
         self._exchange(flat, share, lambda one: one)
@@ -74,8 +78,19 @@ def group_of(size: int) -> list[ThreadGroup]:
 
 
 def in_groups(size: int, work: Callable[[ThreadGroup], Any]) -> Sequence[Any]:
-    """Return what `work` returns in each of so many threads, in the order of their places."""
-    return in_threads(work, group_of(size))
+    """Return what `work` returns in each of so many threads, in the order of their places.
+
+    Where one fails, the others do not wait for it.
+    """
+
+    def guarded(group: ThreadGroup) -> Any:
+        try:
+            return work(group)
+        except BaseException:
+            group.leave()
+            raise
+
+    return in_threads(guarded, group_of(size))
 
 
 def in_threads(work: Callable[[Any], Any], given: Sequence[Any]) -> Sequence[Any]:

@@ -12,7 +12,7 @@ from asked_methods import CLIPS
 from filled_plans import fills, kfac, placed, predicted_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program.mutations import moved, without_edge, without_row
+from program.mutations import moved, swap, without_edge, without_row
 from small_plans import make_plan, make_program, tiny
 
 from weft.describe.cluster_expression import cluster_from_expression
@@ -76,17 +76,28 @@ ORDERS = st.sampled_from(
 SHARDINGS = st.sampled_from(["zero-0", "zero-1", "zero-2", "zero-3"])
 
 
+# Replicas, and the tensor ranks of each in orders of one stage on each device.
+TOGETHER = st.sampled_from([(2, 1), (1, 2), (2, 2)])
+
+
 def plan_of(
-    order: tuple[str, int, int, int], *, dp: int = 1, model: ModelConfig = GPT, **options: float | int | str
+    order: tuple[str, int, int, int],
+    *,
+    dp: int = 1,
+    tp: int = 1,
+    model: ModelConfig = GPT,
+    **options: float | int | str,
 ) -> Plan:
     schedule, pp, loops, micro_batches = order
-    plan = make_plan(model, schedule=schedule, pp=pp, loops=loops, dp=dp, micro_batches=micro_batches)
+    sizes = {"pp": pp, "loops": loops, "dp": dp, "micro_batches": micro_batches}
+    degrees = (tp,) * pp if loops == 1 and schedule != "chimera" and tp > 1 else ()
+    plan = make_plan(model, schedule=schedule, degrees=degrees, **sizes)
     return plan.model_copy(update={"methods": (kfac(model), fills(**options))})
 
 
 @given(
     ORDERS,
-    st.sampled_from([1, 2]),
+    st.just((1, 1)) | TOGETHER,
     st.sampled_from([GPT, LLAMA]),
     st.sampled_from(["weft", "official"]),
     st.integers(1, 6),
@@ -95,13 +106,14 @@ def plan_of(
 @settings(max_examples=25)
 def test_windows_of_any_order_are_proved_and_leave_the_step_as_it_is(
     order: tuple[str, int, int, int],
-    dp: int,
+    together: tuple[int, int],
     model: ModelConfig,
     placer: str,
     most_steps: int,
     sharding: str,
 ) -> None:
-    open_plan = plan_of(order, dp=dp, model=model, placer=placer, most_steps=most_steps)
+    dp, tp = together
+    open_plan = plan_of(order, dp=dp, tp=tp, model=model, placer=placer, most_steps=most_steps)
     open_plan = open_plan.model_copy(update={"sharding": sharding})
     plan = placed(model, open_plan)
     program = make_program(model, plan)
@@ -125,7 +137,8 @@ def test_windows_of_any_order_are_proved_and_leave_the_step_as_it_is(
 def test_the_verifier_misses_no_row_and_no_edge_of_the_work(
     order: tuple[str, int, int, int], data: st.DataObject
 ) -> None:
-    plan = plan_of(order, dp=2).model_copy(update={"sharding": data.draw(SHARDINGS)})
+    plan = plan_of(order, dp=2, tp=data.draw(st.sampled_from([1, 2])))
+    plan = plan.model_copy(update={"sharding": data.draw(SHARDINGS)})
     program = make_program(GPT, placed(GPT, plan))
     rows = np.flatnonzero(is_any_of(program.columns.kind, (*WORK, PRECONDITION, PRECONDITION_SHARDS)))
     row = data.draw(st.sampled_from(rows.tolist()))
@@ -171,13 +184,14 @@ def test_each_stage_has_a_window_and_does_all_work_once() -> None:
             assert count > 0 or blocks == 0
 
 
-@given(ORDERS, st.sampled_from(["weft", "official"]))
+@given(ORDERS.filter(lambda one: one[2] == 1), st.sampled_from(["weft", "official"]), TOGETHER)
 @settings(max_examples=10)
-def test_inverses_of_replicas_follow_the_sums_of_both_sides(
-    order: tuple[str, int, int, int], placer: str
+def test_inverses_of_several_ranks_follow_the_sums_of_both_sides(
+    order: tuple[str, int, int, int], placer: str, together: tuple[int, int]
 ) -> None:
-    """The damping of a factor needs the means of both, over all replicas."""
-    program = make_program(GPT, placed(GPT, plan_of(order, dp=2, placer=placer)))
+    """The damping of a factor needs the means of both, over all ranks of its stage."""
+    dp, tp = (2, 1) if order[0] == "chimera" else together
+    program = make_program(GPT, placed(GPT, plan_of(order, dp=dp, tp=tp, placer=placer)))
     columns, of_layers = program.columns, defaultdict[tuple[int, int], list[int]](list)
     for kind, rank, part in zip(
         *(one.tolist() for one in (columns.kind, columns.rank, columns.part)), strict=True
@@ -193,13 +207,35 @@ def test_inverses_of_replicas_follow_the_sums_of_both_sides(
         assert all(sorted(run) == sorted(REDUCTIONS) for run in sums)
 
 
-@given(ORDERS, st.sampled_from(["weft", "official"]))
+@given(ORDERS, st.sampled_from(["weft", "official"]), st.sampled_from([1, 2]))
 @settings(max_examples=10)
 def test_no_curvature_of_a_layer_comes_between_its_inverses(
-    order: tuple[str, int, int, int], placer: str
+    order: tuple[str, int, int, int], placer: str, tp: int
 ) -> None:
-    """Sums of a window would hold rows of the next one, of a single replica."""
-    require_apart(make_program(GPT, placed(GPT, plan_of(order, dp=2, placer=placer))))
+    """Sums of a window would hold rows of the next one, of a single rank."""
+    require_apart(make_program(GPT, placed(GPT, plan_of(order, dp=2, tp=tp, placer=placer))))
+
+
+def test_factors_are_added_up_over_all_ranks_of_a_stage() -> None:
+    """Tensor ranks have sums of their own rows, as replicas have."""
+    program = make_program(GPT, without_bubbles(plan_of(("1f1b", 2, 1, 4), dp=2, tp=2)))
+    columns = program.columns
+    for row in np.flatnonzero(is_any_of(columns.kind, REDUCTIONS)).tolist():
+        holders = columns.rank[columns.stage == columns.stage[row]]
+        assert sorted(program.groups[int(columns.group[row])]) == sorted(set(holders.tolist()))
+
+
+def test_tensor_ranks_work_in_one_order() -> None:
+    """They exchange rows in it."""
+    program = make_program(GPT, without_bubbles(plan_of(("gpipe", 2, 1, 4), tp=2)))
+    columns = program.columns
+    one, other = np.flatnonzero((columns.kind == CURVATURES[0]) & (columns.rank == 1))[:2].tolist()
+    assert not verify(program)
+    assert any("in one order" in str(problem) for problem in verify(swap(program, one, other)))
+
+
+def without_bubbles(plan: Plan) -> Plan:
+    return plan.model_copy(update={"methods": plan.methods[:1]})
 
 
 def test_no_curvature_comes_between_inverses_in_gaps_with_room_for_both() -> None:
@@ -270,7 +306,9 @@ def test_windows_behind_no_computation_are_refused() -> None:
 
 
 COUNTS = st.integers(1, 9999)
-OPERANDS = st.builds(Operand, COUNTS, st.lists(COUNTS, min_size=1, max_size=3).map(tuple), st.none() | COUNTS)
+OPERANDS = st.builds(
+    Operand, COUNTS, st.lists(COUNTS, min_size=1, max_size=3).map(tuple), st.none() | COUNTS, st.booleans()
+)
 LAYERS = st.builds(LinearLayers, st.lists(OPERANDS, min_size=1, max_size=3).map(tuple))
 
 
@@ -286,8 +324,8 @@ def test_another_text_of_linear_layers_is_refused(text: str) -> None:
 
 
 def test_linear_layers_that_read_one_value_have_one_factor() -> None:
-    assert treated_text(treated_in(LLAMA)) == "1-4: 16>16,8,8 16>16 16>24,24 24>16"
-    assert treated_text(treated_in(GPT)) == "1-4: 16>48 16>16 16>24 24>16"
+    assert treated_text(treated_in(LLAMA)) == "1-4: 16>16,8,8 16/>16 16>24,24 24/>16"
+    assert treated_text(treated_in(GPT)) == "1-4: 16>48 16/>16 16>24 24/>16"
     assert treated_in(resolve_model("bert-base"))[1].sizes(1) == [768, 768, 768, 768, 3072, 768]
 
 

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from equality_table import Row
+from equality_table import Row, whole_tensors
 from filled_plans import fills, kfac, placed
 from hypothesis import given
 from hypothesis import strategies as st
 from methods.test_local_averaging_runtime import resume
 from pool import WorkerPool
-from small_plans import tiny
+from saved_checkpoints import save_checkpoint
+from small_jobs import SEED, batch_of, make_runtime
+from small_plans import divisible, make_program, tiny
 
 from weft.describe.model import ModelConfig
 from weft.describe.models import resolve_model
@@ -20,6 +22,8 @@ from weft.describe.plan import Plan
 from weft.methods.bubble_filling.options import options_of, read_windows
 from weft.methods.kfac.runtime.factors import DampedInverse, Eigenvectors, Factor, damped_inverse
 from weft.methods.kfac.runtime.stage_curvature import LayerCurvature, TreatedLinear, TreatedOperand
+from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.training_state import TrainingState
 
 SIZES = st.integers(1, 6)
 
@@ -148,12 +152,12 @@ def test_steps_use_new_inverses_when_all_of_a_layer_are_there() -> None:
         damping=1.0,
     )
     for micro_batch in range(2):
-        layer.add(0, [rows(micro_batch, 9, 4)], 7, 2)
-    layer.add(1, [rows(2, 9, 3)], 7, 2)
+        layer.add(0, [rows(micro_batch, 9, 4)], 7, [18])
+    layer.add(1, [rows(2, 9, 3)], 7, [18])
     layer.invert(0, 0)
     layer.precondition()
     assert torch.equal(weight, torch.ones_like(weight))
-    layer.add(1, [rows(3, 9, 3)], 7, 2)
+    layer.add(1, [rows(3, 9, 3)], 7, [18])
     layer.invert(1, 0)
     assert int(layer.used) == 7
     layer.precondition()
@@ -162,29 +166,39 @@ def test_steps_use_new_inverses_when_all_of_a_layer_are_there() -> None:
     assert not torch.allclose(weight, torch.ones_like(weight))
 
 
-GPT, MIXED = tiny(layers=2), resolve_model("own_models:mixed")
+GPT, MIXED, BERT = tiny(layers=2), resolve_model("own_models:mixed"), divisible("bert", sequence=7)
 
 
-def filled(model: ModelConfig, micro_batches: int, form: str) -> Plan:
-    plan = Row(model, "1f1b", pp=2, dp=2, micro_batches=micro_batches, precision="fp32").plan
+def filled(model: ModelConfig, micro_batches: int, form: str, tp: int) -> Plan:
+    dp = 1 if tp > 1 else 2
+    plan = Row(model, "1f1b", pp=2, dp=dp, tp=tp, micro_batches=micro_batches, precision="fp32").plan
     return placed(model, plan.model_copy(update={"methods": (kfac(model, form=form), fills())}))
 
 
 @pytest.mark.parametrize(
-    ("model", "micro_batches", "form", "done"),
+    ("model", "micro_batches", "form", "done", "tp"),
     [
-        (GPT, 4, "inverse", 1),
-        (GPT, 4, "inverse", 2),
-        (GPT, 4, "inverse", 3),
-        (MIXED, 8, "inverse", 1),
-        (MIXED, 8, "eigen", 3),
+        (GPT, 4, "inverse", 1, 1),
+        (GPT, 4, "inverse", 2, 1),
+        (GPT, 4, "inverse", 3, 1),
+        (MIXED, 8, "inverse", 1, 1),
+        (MIXED, 8, "eigen", 3, 1),
+        # Tensor ranks, which divide the tokens of the first model only.
+        (GPT, 8, "eigen", 3, 2),
+        (BERT, 8, "inverse", 3, 2),
     ],
     ids=lambda one: getattr(one, "name", str(one)),
 )
 def test_a_run_that_stops_inside_a_window_goes_on_to_the_bit(
-    worker_pool: WorkerPool, tmp_path: Path, model: ModelConfig, micro_batches: int, form: str, done: int
+    worker_pool: WorkerPool,
+    tmp_path: Path,
+    model: ModelConfig,
+    micro_batches: int,
+    form: str,
+    done: int,
+    tp: int,
 ) -> None:
-    plan = filled(model, micro_batches, form)
+    plan = filled(model, micro_batches, form, tp)
     steps = [one.steps for one in read_windows(options_of(plan).windows)]
     assert max(steps) > 1, "every step is a window"
     for (losses, whole), (first, _), (second, resumed) in worker_pool.run(
@@ -192,3 +206,41 @@ def test_a_run_that_stops_inside_a_window_goes_on_to_the_bit(
     ):
         assert first + second == losses
         assert all(torch.equal(value, whole[name]) for name, value in resumed.items())
+
+
+STATE = TrainingState(
+    step=2, plan_id="f00d", seed=SEED, samples=0, model="", precision="", data="", first_loss=0.0
+)
+
+
+def go_on(
+    rank: int, ranks: int, config: ModelConfig, plan: Plan, folder: Path, steps: range
+) -> dict[str, torch.Tensor]:
+    """Train these steps, from a checkpoint behind step 0 if they do not begin there, which saves one."""
+    runtime = make_runtime(rank, config, plan, make_program(config, plan))
+    parts = runtime.stages, runtime.optimizers, runtime.stepped, runtime.methods
+    if steps.start:
+        checkpoints.load(folder / f"step-{STATE.step:08}", *parts)
+    for step in steps:
+        if step == STATE.step and not steps.start:
+            save_checkpoint(folder, STATE, *parts, keep=1)
+        runtime.step(step, batch_of(config, plan, step))
+    found = whole_tensors(runtime)
+    runtime.close()
+    return found
+
+
+@pytest.mark.parametrize("other", [{"pp": 2}, {"tp": 2}, {"dp": 2, "micro_batches": 2, "sharding": "zero-1"}])
+def test_another_plan_goes_on_with_the_inverses_of_tensor_ranks(
+    worker_pool: WorkerPool, tmp_path: Path, other: dict[str, object]
+) -> None:
+    """All steps use the inverses of the first one."""
+    model = divisible("llama")
+    choice = {"methods": (kfac(model, every=10),)}
+    divided = Row(model, "1f1b", pp=2, tp=2).plan.model_copy(update=choice)
+    expected = worker_pool.run(go_on, model, divided, tmp_path, range(4), ranks=4)
+    plan = Row(model, **other).plan.model_copy(update=choice)
+    for found in worker_pool.run(go_on, model, plan, tmp_path, range(2, 4), ranks=plan.ranks):
+        for name, value in found.items():
+            whole = next(one[name] for one in expected if name in one)
+            torch.testing.assert_close(value, whole, rtol=1e-9, atol=1e-12, msg=name)

@@ -17,6 +17,7 @@ from stopped_runs import text_run, through_and_stopped
 from weft.describe.model import ModelConfig
 from weft.describe.plan import Choice, Plan
 from weft.training.checkpoint import checkpoints
+from weft.training.checkpoint.tensor_shares import join_shares
 from weft.training.checkpoint.training_state import TrainingState
 from weft.training.optimizer.optimizers import OptimizerSettings, optimizer_factory
 
@@ -52,7 +53,7 @@ def resume(rank: int, ranks: int, config: ModelConfig, plan: Plan, folder: Path,
         runtime.gather_weights()
         own = parameters_of(runtime)
         with runtime.settled():
-            settled = parameters_of(runtime)
+            settled = join_shares(runtime.stages, parameters_of(runtime))
         assert all(torch.equal(value, own[name]) for name, value in parameters_of(runtime).items())
         if end == done:
             save_checkpoint(folder, state, *parts, keep=1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from filled_plans import kfac
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict.cost.machines import cluster
@@ -23,7 +24,8 @@ from weft.program.kinds import BACKWARD_WEIGHT, FORWARD, STEP
 from weft.program.program import Edges, Program
 from weft.program.verify import verify
 
-GRAPH = layer_graph(resolve_model("gpt-1m"))
+GPT_1M = resolve_model("gpt-1m")
+GRAPH = layer_graph(GPT_1M)
 WHOLE_BACKWARD = ("gpipe", "1f1b", "breadth-first", "depth-first")
 
 shapes = st.fixed_dictionaries(
@@ -72,6 +74,17 @@ def test_one_lane_predicts_what_all_equal_lanes_do(shape, speed) -> None:
     assert ends_of(folded, 0) == pytest.approx(ends_of(whole, 0), abs=len(program))
     if shape["pp"] == 1:
         assert ends_of(folded, 0) == pytest.approx(ends_of(whole, 0), abs=shape["tp"])
+
+
+@given(shapes)
+@settings(max_examples=10)
+def test_lanes_do_the_work_of_each_layer_together(shape) -> None:
+    where = cluster(nodes=8, devices=shape["tp"])
+    plan = shaped(shape, where).model_copy(update={"methods": (kfac(GPT_1M, every=2),)})
+    program = compile_plan(plan, GRAPH)
+    whole, folded = (predicted(plan, one, where) for one in (program, fold_lanes(program)))
+    assert folded.simulation.instructions * shape["tp"] == whole.simulation.instructions
+    assert ends_of(folded, 0) == pytest.approx(ends_of(whole, 0), abs=len(program))
 
 
 @given(shapes.filter(lambda shape: shape["schedule"] in WHOLE_BACKWARD), st.data())

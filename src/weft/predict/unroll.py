@@ -173,7 +173,7 @@ def _meetings(program: Program, costs: Costs) -> tuple[Ints, Ints]:
     together = [(rows, collective_codes(program, rows))]
     if any(len(ranks) > 1 for ranks in program.obligations.owners.values()):
         rows = np.flatnonzero(np.array([kind.tensor_reduced for kind in KINDS])[columns.kind])
-        names = ("kind", "stage", "iteration", "replica", "micro_batch")
+        names = ("kind", "stage", "iteration", "replica", "micro_batch", "part")
         together.append((rows, codes(*(getattr(columns, name)[rows] for name in names))))
     meeting = np.full(len(program), NONE, dtype=np.int64)
     occupancy = costs.occupancy.copy()

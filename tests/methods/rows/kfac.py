@@ -80,4 +80,15 @@ ROWS = (
     _row(GPT, dp=2, sharding="zero-1", optimizer="muon"),
     _row(GPT, "chimera", pp=2, dp=2, every=2),
     _row(LLAMA, "chimera", pp=4, dp=2, micro_batches=8, bubbles=fills(), steps=6),
+    # Tensor ranks, which exchange features of rows, and gather gradients.
+    _row(divisible("gpt"), tp=2),
+    _row(divisible("llama"), "1f1b", pp=2, tp=2, every=2),
+    _row(divisible("bert"), dp=2, tp=2, methods=(Clips(),)),
+    _row(divisible("vit", sequence=7), tp=2, recompute="full"),
+    _row(divisible("gpt", sequence=7), "zb-h1", pp=2, tp=2, micro_batch_size=1, form="eigen"),
+    _row(divisible("llama"), "1f1b", pp=2, dp=2, tp=2, sharding="zero-1", every=2),
+    _row(divisible("bert"), dp=2, tp=2, sharding="zero-2", form="eigen", methods=(Clips(),)),
+    _row(divisible("gpt"), "breadth-first", pp=2, dp=2, tp=2, sharding="zero-3", bubbles=fills(), steps=6),
+    _row(divisible("gpt", heads=4), "1f1b", pp=2, tp=4, bubbles=fills(), steps=6),
+    _row(divisible("llama"), "chimera", pp=2, dp=2, tp=2, bubbles=fills("official"), steps=6),
 )

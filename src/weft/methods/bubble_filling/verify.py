@@ -33,19 +33,23 @@ def check_windows(program: Program, owed: FillsBubbles | None) -> list[Violation
         rows = np.flatnonzero((columns.stage == stage) & is_any_of(columns.kind, kinds))
         known: set[bytes] = set()
         for replica in np.unique(columns.replica[rows]).tolist():
-            sequence = _sequence(program, rows[columns.replica[rows] == replica])
+            own, where = rows[columns.replica[rows] == replica], f"bubbles: stage {stage}, replica {replica}"
+            sequence, *others = (
+                _sequence(program, own[columns.rank[own] == rank]) for rank in np.unique(columns.rank[own])
+            )
+            # They exchange in this order.
+            if any(one.tobytes() != sequence.tobytes() for one in others):
+                found.append(Violation(where, "its tensor ranks do not run all passes and work in one order"))
             # Replicas do alike.
             if sequence.tobytes() not in known:
                 known.add(sequence.tobytes())
-                where = f"bubbles: stage {stage}, replica {replica}"
                 found += (Violation(where, one) for one in _problems(sequence, steps, items))
     return found
 
 
-def _sequence(program: Program, rows: Ints) -> Ints:
-    """Return the kind, part, place of the micro-batch and step of rows of one lane, shape (rows, 4)."""
+def _sequence(program: Program, own: Ints) -> Ints:
+    """Return the kind, part, place of the micro-batch and step of rows of one rank, shape (rows, 4)."""
     columns = program.columns
-    own = rows[columns.rank[rows] == columns.rank[rows[0]]]
     micro_batch = columns.micro_batch[own]
     numbers = np.unique(micro_batch[micro_batch >= 0])
     place = np.where(micro_batch >= 0, np.searchsorted(numbers, micro_batch), 0)

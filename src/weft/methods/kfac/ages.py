@@ -20,7 +20,7 @@ _PASSES = {FORWARD: 0, BACKWARD: 1, BACKWARD_INPUT: 1}
 def steady_age(program: Program) -> float | None:
     """Return the mean age, over steps and layers, that `curvature_age_steps` settles at; None without K-FAC.
 
-    It follows the rows of the first replica of each stage, in the order of its device.
+    It follows the rows of the first rank of each stage, in their order.
     """
     owed, windows, columns = owed_by(program), windows_of(program), program.columns
     if owed is None or windows is None:
@@ -29,7 +29,7 @@ def steady_age(program: Program) -> float | None:
     ages: list[int] = []
     for stage in owed.stages:
         own = (columns.stage == stage) & np.isin(columns.kind, kinds)
-        rows = np.flatnonzero(own & (columns.replica == columns.replica[own].min()))
+        rows = np.flatnonzero(own & (columns.rank == columns.rank[own].min()))
         table = zip(
             *(
                 one[rows].tolist()

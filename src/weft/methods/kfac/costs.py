@@ -1,16 +1,19 @@
 """The costs of K-FAC: products of captured tensors, sums over replicas, inverses, and what they hold.
 
-An inverse of n x n numbers takes n^3 operations: a Cholesky factor, and its inverse. They run in fp32.
+An inverse of n x n numbers takes n^3 operations: a Cholesky factor, and its inverse. They run in fp32. Tensor
+ranks divide the products. They exchange the rows of divided features, and gather gradients of weights.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from weft.describe.amount import Amount
-from weft.describe.families.transformer import ONE, TOKENS
+from weft.describe.families.transformer import ONE
 from weft.describe.layer import Matmul, PassWork
 from weft.methods.kfac.kinds import owed_by
 from weft.methods.kfac.linears import FACTORS, LinearLayers, Treated, read_treated
@@ -29,6 +32,7 @@ _SLOWDOWNS: Mapping[FormName, tuple[float, float]] = {"inverse": (1.55, 900.0), 
 # Products with n x n numbers for each side of a gradient.
 _PRODUCTS: Mapping[FormName, int] = {"inverse": 1, "eigen": 2}
 _IN = "fp32"
+_OWN_TOKENS = Amount.of(1.0, batch=1, sequence=1, tensor=1)
 
 
 def _treated(pricing: Pricing) -> tuple[Treated, FormName]:
@@ -38,7 +42,7 @@ def _treated(pricing: Pricing) -> tuple[Treated, FormName]:
 
 
 def _squares(factors: Sequence[tuple[int, int | None]]) -> PassWork:
-    """Return the products of tensors, (rows, size), with themselves."""
+    """Return the products of a rank's rows of tensors, (rows, size), with themselves."""
     products = tuple(
         Matmul(count=ONE, rows=Amount.of(size), inner=_rows_of(rows), columns=Amount.of(size))
         for size, rows in factors
@@ -47,8 +51,8 @@ def _squares(factors: Sequence[tuple[int, int | None]]) -> PassWork:
 
 
 def _rows_of(rows: int | None) -> Amount:
-    """Return the vectors of a micro-batch that a factor is made of."""
-    return TOKENS if rows is None else Amount.of(rows, batch=1)
+    """Return the vectors of a micro-batch on a tensor rank that a factor is made of."""
+    return _OWN_TOKENS if rows is None else Amount.of(rows, batch=1)
 
 
 def _inverse(size: int, form: FormName) -> PassWork:
@@ -65,22 +69,29 @@ def _inverse(size: int, form: FormName) -> PassWork:
 
 
 def _preconditioning(layers: Iterable[LinearLayers], form: FormName) -> PassWork:
-    """Return the products for the gradient of each weight."""
+    """Return the products for a rank's gradient of each weight."""
     products = []
     for one in (operand for layer in layers for operand in layer.operands):
-        inner = Amount.of(one.inner)
-        for columns in map(Amount.of, one.columns):
-            products.append(Matmul(count=ONE, rows=columns, inner=inner, columns=inner))
-            products.append(Matmul(count=ONE, rows=columns, inner=columns, columns=inner))
+        inner, own_inner = Amount.of(one.inner), Amount.of(one.inner, tensor=int(one.divides_inner))
+        for size in one.columns:
+            columns, own_columns = Amount.of(size), Amount.of(size, tensor=int(not one.divides_inner))
+            products.append(Matmul(count=ONE, rows=own_columns, inner=inner, columns=own_inner))
+            products.append(Matmul(count=ONE, rows=own_columns, inner=columns, columns=own_inner))
     products *= _PRODUCTS[form]
     return PassWork(matmuls=tuple(products), kernels=len(products))
 
 
 # From the linear layers of a plan, its form of results, a stage's layers and a row's part to its work.
 WorkOf = Callable[[Treated, FormName, Sequence[int], int], PassWork]
+# From a stage, the ranks of a replica that divide it, and a row's part to the seconds of their exchanges.
+ExchangedOf = Callable[[Pricing, int, Sequence[int], int], float]
 
 
-def _computation(work_of: WorkOf, *, captured: bool) -> CostHook:
+def _nothing_s(pricing: Pricing, stage: int, ranks: Sequence[int], part: int) -> float:
+    return 0.0
+
+
+def _computation(work_of: WorkOf, *, captured: bool, exchanged_of: ExchangedOf = _nothing_s) -> CostHook:
     """Return the cost hook of some work; `captured`: in the plan's precision."""
 
     def hook(pricing: Pricing, rows: Ints) -> Taken:
@@ -88,18 +99,21 @@ def _computation(work_of: WorkOf, *, captured: bool) -> CostHook:
         placed, columns, compute = pricing.placed, pricing.program.columns, pricing.model.compute
         precision = pricing.plan.precision if captured else _IN
 
-        def place_s(stage: int, part: int, devices: int) -> tuple[float, float, float]:
+        def place_s(stage: int, part: int, devices: int, replica: int) -> tuple[float, float, float]:
             work = work_of(treated, form, pricing.plan.stages[stage].layers, part)
-            shape = placed.shape(stage)
+            shape, ranks = placed.shape(stage), pricing.plan.stages[stage].replicas[replica].ranks
             each = zip(placed.device_sets[devices], placed.speed_sets[devices], strict=True)
-            seconds = (
+            seconds = max(
                 pricing.in_program_s(compute.work_s(work, shape, precision, device), device, speed)
                 for device, speed in each
             )
-            return max(seconds), 0.0, 0.0
+            exchanged_s = exchanged_of(pricing, stage, ranks, part) if len(ranks) > 1 else 0.0
+            return seconds + exchanged_s, 0.0, 0.0
 
         sets = placed.device_set_of_rank[columns.rank[rows]]
-        taken = by_table(place_s, columns.stage[rows], columns.part[rows], sets)
+        # Exchanges depend on the replica's ranks.
+        replica = columns.replica[rows] if pricing.plan.grid(0).tensor > 1 else np.zeros_like(rows)
+        taken = by_table(place_s, columns.stage[rows], columns.part[rows], sets, replica)
         stages = {(int(stage), int(one)) for stage, one in zip(columns.stage[rows], sets, strict=True)}
         used = [times for place in stages for times in placed.stage_times[place]]
         return taken._replace(
@@ -126,11 +140,30 @@ def _held(pricing: Pricing) -> Held:
     return Held(held, source="counted by linear layers")
 
 
+def _rows_s(pricing: Pricing, stage: int, ranks: Sequence[int], layer: int, side: int) -> float:
+    """Return the seconds in which ranks exchange a micro-batch's rows of one side of a layer."""
+    (treated, _), shape = _treated(pricing), pricing.placed.shape(stage)
+    divided = zip(treated[layer].factors(side), treated[layer].divides(side), strict=True)
+    elements = sum(_rows_of(rows)(shape) * size for (size, rows), divides in divided if divides)
+    return pricing.model.network.all_to_all(ranks, round(pricing.plan.element_bytes * elements)).seconds
+
+
+def _gradients_s(pricing: Pricing, stage: int, ranks: Sequence[int], part: int) -> float:
+    """Return the seconds in which ranks gather the gradient of each weight."""
+    (treated, form), element = _treated(pricing), STEPPED_BYTES[pricing.plan.precision]
+    layers = (treated[layer] for layer in pricing.plan.stages[stage].layers if layer in treated)
+    sizes = Counter(size for layer in layers for one in layer.operands for size in one.weights)
+    gather = pricing.model.network.all_gather
+    return _PRODUCTS[form] * sum(
+        count * gather(ranks, element * size).seconds for size, count in sizes.items()
+    )
+
+
 def _curvature_cost(kind: str, side: int) -> CostOf:
     def work(treated: Treated, form: FormName, layers: Sequence[int], part: int) -> PassWork:
         return _squares(treated[part].factors(side))
 
-    return CostOf(kind=kind, hook=_computation(work, captured=True))
+    return CostOf(kind=kind, hook=_computation(work, captured=True, exchanged_of=partial(_rows_s, side=side)))
 
 
 def _inverse_cost(kind: str, side: int) -> CostOf:
@@ -145,7 +178,7 @@ def _stage_layers(treated: Treated, form: FormName, layers: Sequence[int], part:
     return _preconditioning((treated[layer] for layer in layers if layer in treated), form)
 
 
-_ON_WHOLE = _computation(_stage_layers, captured=False)
+_ON_WHOLE = _computation(_stage_layers, captured=False, exchanged_of=_gradients_s)
 
 
 def _on_shards(pricing: Pricing, rows: Ints) -> Taken:

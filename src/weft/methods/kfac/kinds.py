@@ -2,6 +2,7 @@
 
 A micro-batch leaves the inputs of a stage's linear layers, and the gradients of their outputs. `part` of
 curvature and sums is a layer's position in the model; that of inverses also counts the layer's factors.
+Tensor ranks exchange within curvature and preconditioning, as within passes.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ def _curvature(side: str, symbol: str, leaves: str) -> int:
             stream="compute",
             reads=(leaves, factor),
             writes=(factor,),
+            tensor_reduced=True,
         )
     )
 
@@ -129,7 +131,6 @@ def _sum(side: str, symbol: str) -> int:
             reads=(factor,),
             writes=(factor,),
             collective=True,
-            joins_replicas=True,
         )
     )
 
@@ -163,9 +164,17 @@ _MULTIPLIED = (
     Read("output_inverse", at=_inverses(1)),
 )
 PRECONDITION = KINDS.register(
-    Kind(name="precondition", symbol="PC", stream="compute", reads=_MULTIPLIED, writes=("preconditioned",))
+    Kind(
+        name="precondition",
+        symbol="PC",
+        stream="compute",
+        reads=_MULTIPLIED,
+        writes=("preconditioned",),
+        tensor_reduced=True,
+    )
 )
-# Where ranks share a gradient, each multiplies what begins in its range. Parameters across borders move.
+# Where ranks share a gradient, each multiplies what begins in its range. Parameters across borders move. It
+# computes, because the tensor ranks of a replica exchange on that stream.
 PRECONDITION_SHARDS = KINDS.register(
     Kind(
         name="precondition_shards",

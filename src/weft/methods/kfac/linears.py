@@ -1,7 +1,8 @@
 """The linear layers that K-FAC treats: those of blocks, and those of a user's own model.
 
-A plan states them, by layer of the model: ``1-4: 64>64,32,32 64>64; 5: 49x64>10``. Linear layers that read
+A plan states them, by layer of the model: ``1-4: 64>64,32,32 64/>64; 5: 49x64>10``. Linear layers that read
 one value have one factor of inputs together. Those of a user's own model state the rows of a sample, too.
+Tensor ranks divide what a linear layer returns, or what it reads (``/``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from weft.errors import InputError, Violation
 FACTORS = 64
 # Factors of more features would take more than half a gigabyte each, and their inverses a second.
 _MOST_FEATURES = 10_000
-_OPERAND = r"(?:\d{1,9}x)?\d{1,9}>\d{1,9}(?:,\d{1,9})*"
+_OPERAND = r"(?:\d{1,9}x)?\d{1,9}/?>\d{1,9}(?:,\d{1,9})*"
 _LAYERS = re.compile(rf"(\d{{1,6}})-(\d{{1,6}}): ({_OPERAND}(?: {_OPERAND})*)", re.ASCII)
 
 
@@ -31,15 +32,17 @@ class Operand(NamedTuple):
         inner: the features that they read.
         columns: the features that each of them returns.
         rows: the vectors of a sample that they read; None: its tokens.
+        divides_inner: tensor ranks divide the features that they read, and not those that they return.
     """
 
     inner: int
     columns: tuple[int, ...]
     rows: int | None = None
+    divides_inner: bool = False
 
     def __str__(self) -> str:
         rows = "" if self.rows is None else f"{self.rows}x"
-        return f"{rows}{self.inner}>{','.join(map(str, self.columns))}"
+        return f"{rows}{self.inner}{'/' * self.divides_inner}>{','.join(map(str, self.columns))}"
 
     @property
     def weights(self) -> tuple[int, ...]:
@@ -51,7 +54,8 @@ class Operand(NamedTuple):
         """Return the operand of a text."""
         read, _, columns = text.partition(">")
         rows, _, inner = read.rpartition("x")
-        return cls(int(inner), tuple(map(int, columns.split(","))), int(rows) if rows else None)
+        sizes = int(inner.removesuffix("/")), tuple(map(int, columns.split(",")))
+        return cls(*sizes, int(rows) if rows else None, inner.endswith("/"))
 
 
 class LinearLayers(NamedTuple):
@@ -68,6 +72,12 @@ class LinearLayers(NamedTuple):
     def sizes(self, side: int) -> list[int]:
         """Return the sizes of the factors of one side."""
         return [size for size, _ in self.factors(side)]
+
+    def divides(self, side: int) -> list[bool]:
+        """Return, for each factor of one side, whether tensor ranks divide its features."""
+        if side == 0:
+            return [one.divides_inner for one in self.operands]
+        return [not one.divides_inner for one in self.operands for _ in one.columns]
 
     def __str__(self) -> str:
         return " ".join(map(str, self.operands))
@@ -93,8 +103,8 @@ def treated_in(config: ModelConfig) -> Treated:
         raise InputError(Violation("kfac", problem, "a dense model"))
     operands: dict[str, Operand] = {}
     for one in block_products(config):
-        known = operands.get(one.reads, Operand(one.inner, ()))
-        operands[one.reads] = Operand(one.inner, (*known.columns, one.columns))
+        known = operands.get(one.reads, Operand(one.inner, (), divides_inner=one.divided == "inner"))
+        operands[one.reads] = known._replace(columns=(*known.columns, one.columns))
     block = LinearLayers(tuple(operands.values()))
     return {1 + index: block for index in range(config.layers)}
 

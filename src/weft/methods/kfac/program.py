@@ -34,7 +34,7 @@ from weft.predict.cost.memory import STEPPED_BYTES
 from weft.program.kinds import KINDS, STEP
 from weft.program.layout import PipelineLayout
 from weft.program.lower import LoweredPipeline
-from weft.program.passes import GroupTable, Pass, replica_groups
+from weft.program.passes import GroupTable, Pass, stage_groups
 from weft.program.passes.insert import insert
 from weft.program.program import Columns, Edges
 
@@ -49,12 +49,14 @@ class TreatedStages:
     Attributes:
         layers: by stage.
         sharers: the replicas that share a stage's gradient; 1: each has the whole.
-        largest: by stage, the bytes of the gradient of its largest weight.
+        largest: by stage, the bytes of a rank's gradient of its largest weight.
+        tensor: the tensor ranks of each replica.
     """
 
     layers: tuple[Treated, ...]
     sharers: int
     largest: tuple[int, ...]
+    tensor: int
 
 
 def options(plan: Plan, graph: LayerGraph) -> TreatedStages | None:
@@ -68,8 +70,9 @@ def options(plan: Plan, graph: LayerGraph) -> TreatedStages | None:
     sizes = (
         [size for layer in some.values() for one in layer.operands for size in one.weights] for some in layers
     )
-    largest = tuple(element * max(each, default=0) for each in sizes)
-    return TreatedStages(layers, plan.sharers(0), largest)
+    tensor = plan.grid(0).tensor
+    largest = tuple(element * (max(each, default=0) // tensor) for each in sizes)
+    return TreatedStages(layers, plan.sharers(0), largest, tensor)
 
 
 def factor_bytes(sizes: Sequence[int], element: int) -> int:
@@ -78,11 +81,11 @@ def factor_bytes(sizes: Sequence[int], element: int) -> int:
 
 
 def items(plan: Plan, graph: LayerGraph, stage: int) -> list[WorkRows]:
-    """Return the work of a stage: curvature of micro-batches, sums over replicas, and inverses."""
+    """Return the work of a stage: curvature of micro-batches, sums over its ranks, and inverses."""
     found = options(plan, graph)
     assert found is not None, "a plan with this work has its options"
     treated, element = found.layers[stage], STEPPED_BYTES[plan.precision]
-    together = len(plan.stages[stage].replicas) > 1
+    together = len(plan.stages[stage].replicas) * found.tensor > 1
     rows: list[WorkRows] = []
     of: dict[tuple[int, int], int] = {}
 
@@ -119,9 +122,9 @@ WORK = BubbleWork(method=NAME, every=_every, items=items)
 
 def refuse(layout: PipelineLayout, treated: TreatedStages, others: Mapping[str, Any]) -> list[Violation]:
     found = []
-    if len(layout.stages[0].replicas[0]) > 1:
-        problem = "tensor, context and expert ranks have parts of a layer's inputs"
-        found.append(Violation(NAME, problem, "tp 1 and cp 1"))
+    if len(layout.stages[0].replicas[0]) > treated.tensor:
+        problem = "context and expert ranks have parts of a layer's tokens"
+        found.append(Violation(NAME, problem, "cp 1 and ep 1"))
     if layout.frozen_stages:
         found.append(Violation(NAME, "frozen stages have no gradients", "trained stages"))
     return found
@@ -160,11 +163,10 @@ def precondition(
 
 
 def groups(layout: PipelineLayout, treated: TreatedStages) -> tuple[GroupTable, ...]:
-    """Return the groups of all replicas of a stage, and of those that share its gradient."""
-    if layout.replicas == 1:
+    """Return the groups of all ranks of a stage, and of those that share its gradient."""
+    if layout.replicas * treated.tensor == 1:
         return ()
-    everybody = [list(range(layout.replicas))]
-    found = (replica_groups(REDUCTIONS, layout, [everybody] * len(layout.stages)),)
+    found = (stage_groups(REDUCTIONS, layout),)
     if treated.sharers == 1:
         return found
     shared, _ = group_tables(layout, treated.sharers)

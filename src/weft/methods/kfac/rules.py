@@ -1,4 +1,4 @@
-"""The rules of K-FAC: ranks with whole layers, whole gradients, and one order for all replicas."""
+"""The rules of K-FAC: ranks with all tokens of their samples, and one order for all replicas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _METHOD = "K-FAC"
 
 def _problems(
     *,
-    divided: int,
+    context: int,
+    expert: int,
     splits: int,
     shares: set[int],
     sync: str,
@@ -33,9 +34,9 @@ def _problems(
     others: list[str],
 ) -> Iterator[Violation]:
     """Yield why a layout or a plan cannot take the curvature of its layers."""
-    if divided > 1:
-        problem = f"{divided} ranks divide a replica, and have parts of a layer's inputs"
-        yield Violation("tp", problem, "1")
+    for axis, ranks in (("cp", context), ("ep", expert)):
+        if ranks > 1:
+            yield Violation(axis, f"{ranks} ranks have parts of a layer's tokens", "1")
     if splits > 1:
         yield Violation("splits", "stages that split micro-batches leave tensors of parts", "no splits")
     if len(shares) > 1:
@@ -60,7 +61,8 @@ def _of_layout(job: Job, layout: Layout) -> str | None:
     if not any(one.name == NAME for one in methods):
         return None
     found = _problems(
-        divided=layout.tp * layout.cp * layout.ep,
+        context=layout.cp,
+        expert=layout.ep,
         splits=max(layout.splits, default=1),
         shares=set(shares_of(job, layout)),
         sync=layout.sync,
@@ -84,7 +86,8 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
         yield from error.violations
         return
     for one in _problems(
-        divided=max(len(replica.ranks) for stage in plan.stages for replica in stage.replicas),
+        context=plan.cp,
+        expert=plan.ep,
         splits=max(stage.splits for stage in plan.stages),
         shares={replica.micro_batches for stage in plan.stages for replica in stage.replicas},
         sync=plan.sync.name,
@@ -97,8 +100,8 @@ def _problems_of(plan: Plan, graph: LayerGraph) -> Iterator[Violation]:
 RULES = (
     Composition(
         method=_METHOD,
-        other="divided layers, splits, unlike shares, fp16 and other methods",
-        reason="a rank needs whole inputs and gradients",
+        other="divided tokens, splits, unlike shares, fp16 and other methods",
+        reason="a micro-batch leaves its rows on the tensor ranks of one replica",
         refuse=_of_layout,
     ),
     PlanRule(refuse=_problems_of),

@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 
 from weft.methods.kfac.options import FormName
+from weft.methods.kfac.runtime.linear_parts import WHOLE, WholeLinear
 
 # The least that is added to a factor.
 _LEAST = 1e-7
@@ -58,10 +59,12 @@ class Factor(ABC):
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
         damping: float,
+        linear: WholeLinear = WHOLE,
     ) -> torch.Tensor:
         """Return the gradient of a weight, (columns, inner), times the results of both sides.
 
-        The gradient of a bias, (columns,), has no result of inputs.
+        The gradient of a bias, (columns,), has no result of inputs. Ranks that divide the linear layer call
+        it together, each with its part of the gradient.
         """
 
     def add(self, rows: torch.Tensor, scale: float) -> None:
@@ -125,9 +128,10 @@ class DampedInverse(Factor):
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
         damping: float,
+        linear: WholeLinear = WHOLE,
     ) -> torch.Tensor:
-        left = outputs[0] @ gradient
-        return left @ inputs[0] if inputs else left
+        left = linear.times_outputs(outputs[0], gradient)
+        return linear.times_inputs(left, inputs[0]) if inputs else left
 
 
 class Eigenvectors(Factor):
@@ -153,13 +157,16 @@ class Eigenvectors(Factor):
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
         damping: float,
+        linear: WholeLinear = WHOLE,
     ) -> torch.Tensor:
-        outer, of_outer = outputs
-        turned = outer.mT @ gradient
+        outer, values = outputs
+        turned, of_outer = linear.times_outputs(outer.mT, gradient), linear.of_outputs(values)
         if not inputs:
-            return outer @ (turned / (of_outer + damping))
-        inner, of_inner = inputs
-        return outer @ ((turned @ inner) / (torch.outer(of_outer, of_inner) + damping)) @ inner.mT
+            return linear.times_outputs(outer, turned / (of_outer + damping))
+        inner, values = inputs
+        turned, of_inner = linear.times_inputs(turned, inner), linear.of_inputs(values)
+        left = linear.times_outputs(outer, turned / (torch.outer(of_outer, of_inner) + damping))
+        return linear.times_inputs(left, inner.mT)
 
 
 FORMS: Mapping[FormName, type[Factor]] = MappingProxyType({"inverse": DampedInverse, "eigen": Eigenvectors})

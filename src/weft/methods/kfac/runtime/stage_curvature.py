@@ -12,9 +12,19 @@ from transformers.pytorch_utils import Conv1D
 
 from weft.describe.block_products import block_products
 from weft.errors import InputError, Violation
-from weft.methods.kfac.linears import LinearLayers, Treated, treatable
+from weft.methods.kfac.linears import LinearLayers, Operand, Treated, treatable
 from weft.methods.kfac.options import NAME, KfacOptions
 from weft.methods.kfac.runtime.factors import FORMS, Factor
+from weft.methods.kfac.runtime.linear_parts import (
+    INPUTS,
+    OUTPUTS,
+    WHOLE,
+    DividedLinear,
+    WholeLinear,
+    with_all_features,
+)
+from weft.run.parallel.tensor_layers import LinearProduct
+from weft.run.parallel.tensor_stage import TensorParallel, tensor_ranks
 from weft.run.stage.families.own import OwnStage
 from weft.run.stage.stage_module import StageModule
 from weft.run.stage.taps import Passing, Tap
@@ -26,6 +36,8 @@ from weft.sync.base import Group
 # The step of an inverse that is not there yet.
 NEVER = -1
 SIDES = ("inputs", "outputs")
+# Tensor ranks have the last one in place of those whose inputs they divide.
+_Linear = nn.Linear | Conv1D | LinearProduct
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +48,9 @@ class TreatedLinear:
         name: in the stage.
         parameters: its weight, (columns, inner), or (inner, columns) where `transposed`; its bias,
             (columns,), if it has one.
-        gradients: of whole parameters, where ranks have them.
+        gradients: of whole parameters, where ranks have them; of this rank's parts, where it is divided.
         rows: the vectors of a sample that it multiplies; None: its tokens.
+        parts: the part of it that this rank has.
     """
 
     name: str
@@ -46,12 +59,14 @@ class TreatedLinear:
     transposed: bool
     factor: Factor
     rows: int | None
+    parts: WholeLinear = WHOLE
 
     def precondition(self, gradient: torch.Tensor, inputs: Factor, damping: float) -> None:
         """Multiply the gradient of a parameter by the results of both sides, in place."""
         is_weight, turned = gradient.ndim == 2, gradient.ndim == 2 and self.transposed
         found = (gradient.mT if turned else gradient).to(self.factor.sum.dtype)
-        found = self.factor.multiplied(found, self.factor.used, inputs.used if is_weight else (), damping)
+        results = self.factor.used, inputs.used if is_weight else ()
+        found = self.factor.multiplied(found, *results, damping, self.parts)
         gradient.copy_(found.mT if turned else found)
 
 
@@ -109,10 +124,9 @@ class LayerCurvature:
         """Return the factors of inputs (0) or outputs (1)."""
         return (self.inputs, self.outputs)[side]
 
-    def add(self, side: int, rows: Sequence[torch.Tensor], step: int, micro_batches: int) -> None:
-        """Add what one of a step's micro-batches left, one tensor for each factor of a side."""
-        for factor, one in zip(self.factors(side), rows, strict=True):
-            count = len(one) * micro_batches
+    def add(self, side: int, rows: Sequence[torch.Tensor], step: int, counts: Sequence[int]) -> None:
+        """Add what a micro-batch left, one tensor for each factor of a side; a step has `counts` rows."""
+        for factor, one, count in zip(self.factors(side), rows, counts, strict=True):
             factor.add(one, count if side else 1.0 / count)
         self.captured[side] = step
         self._added[side] += 1
@@ -244,12 +258,14 @@ class StageCurvature:
 
     @property
     def tap(self) -> Tap:
-        shown = {(side, one.name) for layer in self.layers.values() for side, one in layer.shown}
+        shown = {(side, one.name): one for layer in self.layers.values() for side, one in layer.shown}
 
         def see(side: int) -> Callable[[Passing, str, torch.Tensor], None]:
             def keep(now: Passing, name: str, tensor: torch.Tensor) -> None:
-                if now.step % self._every == 0 and (side, name) in shown:
-                    self._left[side, now.micro_batch, name] = now.step, tensor.flatten(0, -2)
+                linear = shown.get((side, name))
+                if now.step % self._every == 0 and linear is not None:
+                    rows = linear.parts.kept(side, tensor.flatten(0, -2))
+                    self._left[side, now.micro_batch, name] = now.step, rows
 
             return keep
 
@@ -291,8 +307,7 @@ class StageCurvature:
             for layer in self.layers.values():
                 for side, one in layer.shown:
                     name, factor = _left_name(side, micro_batch, one.name), layer.factor_of(side, one)
-                    rows = self._tokens if one.rows is None else one.rows * self._samples
-                    size = rows, len(factor.sum)
+                    size = one.parts.kept_shape(side, self._rows_of(one), len(factor.sum))
                     found[name] = torch.zeros(size, dtype=dtype, device=factor.sum.device)
                     found[f"{name}.step"] = torch.tensor(NEVER)
         return found
@@ -308,13 +323,19 @@ class StageCurvature:
     def add(self, side: int, position: int, micro_batch: int) -> None:
         """Add what a micro-batch has left in a layer to its sums, if it has."""
         layer = self.layers[position]
-        keys = [(side, micro_batch, one.name) for at, one in layer.shown if at == side]
+        linears = [one for at, one in layer.shown if at == side]
+        keys = [(side, micro_batch, one.name) for one in linears]
         if keys[0] not in self._left:
             # Of the window before the first one.
             return
         found = [self._left.pop(key) for key in keys]
-        rows = [tensor for _, tensor in found]
-        layer.add(side, rows, found[0][0], self._micro_batches)
+        rows = with_all_features([one.parts for one in linears], side, [tensor for _, tensor in found])
+        counts = [self._rows_of(one) * self._micro_batches for one in linears]
+        layer.add(side, rows, found[0][0], counts)
+
+    def _rows_of(self, linear: TreatedLinear) -> int:
+        """Return the rows of a micro-batch that a linear layer multiplies, on all ranks of the replica."""
+        return self._tokens if linear.rows is None else linear.rows * self._samples
 
 
 def _left_name(side: int, micro_batch: int, layer: str) -> str:
@@ -335,19 +356,23 @@ def _operands(
     """
     names = {id(module): name for name, module in stage.named_modules()}
     found = iter(_linears(stage, position))
-    for inner, columns, rows in linears.operands:
+    for operand in linears.operands:
         treated: list[TreatedLinear] = []
-        for size in columns:
+        inner = operand.inner
+        for size in operand.columns:
             module = next(found, None)
-            transposed = isinstance(module, Conv1D)
-            shape = None if module is None else tuple(module.weight.shape)
+            transposed = (
+                module.transposed if isinstance(module, LinearProduct) else isinstance(module, Conv1D)
+            )
+            shape = None if module is None else _whole_shape(stage, names[id(module)], module)
             if module is None or shape != ((inner, size) if transposed else (size, inner)):
                 problem = f"layer {position} has no linear layer of {inner} by {size} features in its place"
                 raise InputError(Violation(NAME, problem, "a plan of this model"))
-            parameters = tuple(module.parameters(recurse=False))
+            name, parameters = names[id(module)], tuple(module.parameters(recurse=False))
             own = tuple(gradients[id(one)] for one in parameters)
             factor = form(size, _at_least_fp32(own[0]), own[0].device)
-            treated.append(TreatedLinear(names[id(module)], parameters, own, transposed, factor, rows))
+            parts = _parts(stage, name, operand)
+            treated.append(TreatedLinear(name, parameters, own, transposed, factor, operand.rows, parts))
         first = treated[0].factor.sum
         yield TreatedOperand(tuple(treated), form(inner, first.dtype, first.device))
 
@@ -356,7 +381,21 @@ def _at_least_fp32(gradient: torch.Tensor) -> torch.dtype:
     return torch.float64 if gradient.dtype == torch.float64 else torch.float32
 
 
-def _linears(stage: nn.Module, position: int) -> Iterator[nn.Linear | Conv1D]:
+def _whole_shape(stage: nn.Module, name: str, module: _Linear) -> tuple[int, ...]:
+    own = module.weight.shape
+    return tuple(stage.share(f"{name}.weight").whole_shape(own) if isinstance(stage, TensorParallel) else own)
+
+
+def _parts(stage: nn.Module, name: str, operand: Operand) -> WholeLinear:
+    """Return the part of a linear layer that this rank has."""
+    if tensor_ranks(stage).size == 1:
+        return WHOLE
+    assert isinstance(stage, TensorParallel), "tensor ranks divide it"
+    side = INPUTS if operand.divides_inner else OUTPUTS
+    return DividedLinear(stage.tensor, side, stage.divisions[f"{name}.weight"])
+
+
+def _linears(stage: nn.Module, position: int) -> Iterator[_Linear]:
     """Yield the linear layers of a layer; of a known family in the order of its description."""
     if isinstance(stage, OwnStage):
         for one in treatable(stage.linears[position]):
@@ -366,7 +405,7 @@ def _linears(stage: nn.Module, position: int) -> Iterator[nn.Linear | Conv1D]:
     inside = [
         (name.rpartition(".")[2], one)
         for name, one in stage.block(position).named_modules()
-        if isinstance(one, nn.Linear | Conv1D)
+        if isinstance(one, _Linear)
     ]
     for product in block_products(stage.config):
         place = next((index for index, (name, _) in enumerate(inside) if name == product.name), None)

@@ -39,7 +39,8 @@ class Kfac(MethodState):
         self.stages: dict[int, StageCurvature] = {}
         self._owed, self._windows, self._program = mine, windows, making.program
         self._samples, self._tokens = plan.micro_batch_size, plan.micro_batch_size * plan.sequence
-        self._replicas = len(plan.stages[0].replicas)
+        # Each of them tells its age; ranks of a replica have the same.
+        self._holders = sum(len(one.ranks) for one in plan.stages[0].replicas)
         self._dtype = torch.float32
         # By stage, what a checkpoint may fill before the first step.
         self._rooms: dict[int, dict[str, torch.Tensor]] = {}
@@ -76,7 +77,7 @@ class Kfac(MethodState):
         if not workspace.training:
             return {}
         ages = tuple(workspace.latest(AGE, stage) for stage in self.stages)
-        layers = sum(map(len, self._owed.layers)) * self._replicas
+        layers = sum(map(len, self._owed.layers)) * self._holders
         return {AGE: PartOfSum(ages, 1.0 / layers)}
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
