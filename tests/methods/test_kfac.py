@@ -382,6 +382,18 @@ def test_what_cannot_be_done_is_refused_in_one_line(tables: str, words: str) -> 
     assert str(refused.value.violations[0]) in str(refused.value).splitlines()
 
 
+def test_ranks_may_divide_layers_and_not_tokens() -> None:
+    def planned(axis: str) -> Plan:
+        run = RUN.replace("pp = 4", f"pp = 2\n{axis} = 2").format(tables="[kfac]")
+        return plan_run(parse_run(parse_toml(run, "run.toml"), "run.toml")).plan
+
+    plan = planned("tp")
+    assert plan.grid(0).tensor == 2
+    assert not check_plan(plan, layer_graph(resolve_model("gpt-1m")), cluster_from_expression("4xv100-16gb"))
+    with pytest.raises(InputError, match="kfac: cp: 2 ranks have parts of a layer's tokens"):
+        planned("cp")
+
+
 def test_a_plan_that_leaves_windows_open_or_lacks_the_work_is_refused() -> None:
     graph, cluster = layer_graph(GPT), cluster_from_expression("2xv100-16gb")
     plan = plan_of(("gpipe", 2, 1, 4))
