@@ -21,7 +21,8 @@ from weft.describe.models import resolve_model
 from weft.describe.plan import Plan
 from weft.methods.bubble_filling.options import options_of, read_windows
 from weft.methods.kfac.runtime.factors import DampedInverse, Eigenvectors, Factor, damped_inverse
-from weft.methods.kfac.runtime.stage_curvature import LayerCurvature, TreatedLinear, TreatedOperand
+from weft.methods.kfac.runtime.stage_curvature import LayerCurvature
+from weft.methods.kfac.runtime.treated_linears import TreatedLinear, TreatedOperand
 from weft.training.checkpoint import checkpoints
 from weft.training.checkpoint.training_state import TrainingState
 

@@ -50,7 +50,7 @@ def curvature(workspace: Workspace, instruction: Instruction, side: int) -> Issu
 
 
 def reduced_curvature(workspace: Workspace, instruction: Instruction, side: int) -> Issue:
-    """Add up a layer's sums over all replicas of its stage; of symmetric matrices, one half."""
+    """Add up a layer's sums over all ranks of its stage; of symmetric matrices, one half."""
     label, position = str(instruction), instruction.part
     layer = _curvature(workspace, instruction).layers[position]
     factors = layer.factors(side)

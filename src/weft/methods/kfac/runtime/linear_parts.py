@@ -22,10 +22,6 @@ INPUTS, OUTPUTS = 0, 1
 class WholeLinear:
     """A linear layer that is whole on this rank."""
 
-    def divides(self, side: int) -> bool:
-        """Return True if ranks divide the features of its inputs (0) or outputs (1)."""
-        return False
-
     def kept(self, side: int, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of one side that this rank keeps, of those that a pass shows."""
         return rows
@@ -68,6 +64,7 @@ class DividedLinear(WholeLinear):
         self._side, self._division = side, division
 
     def divides(self, side: int) -> bool:
+        """Return True if ranks divide the features of its inputs (0) or outputs (1)."""
         return side == self._side
 
     def kept(self, side: int, rows: torch.Tensor) -> torch.Tensor:
