@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from mutants.mutations import Mutation
 
 # Of the tree, what tests need.
-COPIED = ("src", "tests", "benchmarks", "examples", "pyproject.toml")
+COPIED = ("src", "tests", "benchmarks", "examples", "pyproject.toml", "CONTRIBUTING.md")
 # Those of `make tables`, too.
 MARKED = "not examples and not compiler"
 # Tests that wait forever for what a mutation has taken away have noticed it.

@@ -67,13 +67,13 @@ def test_backward_passes_are_split_where_devices_would_wait() -> None:
 
 
 def test_changes_go_on_from_a_split_that_gains_next_to_nothing() -> None:
-    """Split first, this placement gains less than 0.2 %; with the changes after it, more than 4 %."""
-    asked = problem(on="4xv100-16gb+2xa100-40gb")
+    """From the reported placements alone, changes gain 16 %; from that which splits in vain, 22 %."""
+    asked = problem(model="dlrm", on="4xv100-16gb+2xa100-40gb")
     plain = PlacementPlanner(name="plain", placers=BAECHI_PLANNER.placers).search(asked)
     best = BAECHI_PLANNER.search(asked).fitting[0]
     assert best.plan is not None
     assert best.plan.schedule.name == "placed-zb"
-    assert best.step_s < 0.96 * plain.fitting[0].step_s
+    assert best.step_s < 0.8 * plain.fitting[0].step_s
 
 
 def test_placements_under_limits_of_memory_may_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
