@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from weft.errors import InputError, Violation
 
@@ -19,6 +20,8 @@ _LIBRARIES = (
 )
 
 _IMPORTING = ContextVar("importing", default="")
+
+Made = TypeVar("Made")
 
 
 class Installed(NamedTuple):
@@ -59,6 +62,30 @@ def installed_names(group: str) -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entry_points_of_all().select(group=group)}))
 
 
+def with_installed(
+    kind: str, own: Mapping[str, Made], members: Sequence[str], checked: Callable[[Any], Made]
+) -> dict[str, Made]:
+    """Return weft's own objects of a kind by name, then those of the classes in the group `weft.KINDs`.
+
+    Args:
+        members: that each of these objects has, `name` among them.
+        checked: makes a known object of one that has them.
+
+    Raises:
+        InputError: when two share a name, or an installed one lacks a member.
+    """
+    table = dict(own)
+    for entry, named in installed(f"weft.{kind}s"):
+        made = named()
+        if missing := [member for member in members if not hasattr(made, member)]:
+            problem = f"{entry!r} is no {kind}: it has no {' and no '.join(missing)}"
+            raise InputError(Violation(kind, problem))
+        if made.name in table:
+            raise InputError(Violation(kind, f"two {kind}s are called {made.name!r}"))
+        table[made.name] = checked(made)
+    return table
+
+
 def imported(where: str, name: str) -> Any:
     """Return the object of `package.module:name`, of a user or of another package.
 
@@ -93,7 +120,7 @@ def require_no_import(call: str) -> None:
 
 def failure(error: Exception) -> str:
     """Return kind, first line and place of an error that other code than weft's raised."""
-    (line, *_) = str(error).splitlines() or ["no reason given"]
+    line = _first_line(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_library(frame.filename)]
     if not own and isinstance(error, ImportError | AttributeError | SyntaxError):
@@ -120,8 +147,12 @@ def failure_of_package(error: Exception) -> str | None:
     if not own:
         return None
     module, line = own[-1]
-    (told, *_) = str(error).splitlines() or ["no reason given"]
-    return f"{module}, line {line}, fails: {type(error).__name__}: {told}"
+    return f"{module}, line {line}, fails: {type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    (line, *_) = str(error).splitlines() or ["no reason given"]
+    return line
 
 
 def is_library(file: str) -> bool:

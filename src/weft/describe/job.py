@@ -48,6 +48,10 @@ class Job:
         """The most devices that may hold stages."""
         return self.cluster.ranks - self.servers
 
+    def method(self, name: str) -> Choice | None:
+        """Return the choice of a method by name; None without a choice."""
+        return next((one for one in self.methods if one.name == name), None)
+
     def choosing(self, choices: tuple[LayerChoice, ...]) -> Job:
         """Return the job with these choices for single layers, and no others.
 

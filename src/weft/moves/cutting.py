@@ -107,8 +107,8 @@ class Cutter:
 
     def asked_way(self, job: Job) -> str:
         """Return the way that a job asks for, whatever its layout."""
-        words = (one.options.get("run", INSIDE) for one in job.methods if one.name == self.name)
-        return str(next(words, INSIDE))
+        chosen = job.method(self.name)
+        return INSIDE if chosen is None else str(chosen.options.get("run", INSIDE))
 
     def _asked(self, job: Job, layout: Layout) -> bool:
         return self.asked_way(job) != INSIDE and getattr(layout, _FIELDS[self.axis]) > 1

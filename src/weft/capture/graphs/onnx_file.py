@@ -111,7 +111,8 @@ class _OnnxGraph:
         Tensors that layers before it keep, and names that they have, count there; it adds its own.
         """
         values, costs = self._values, self._operators
-        weights, products, elements, kernels, tensors = list[Matmul](), list[Matmul](), 0.0, 0, list[str]()
+        weights, products, tensors = list[Matmul](), list[Matmul](), list[str]()
+        elements, kernels, steps = 0.0, 0, sum(map(costs.step_elements, operators))
         for one in operators:
             of_weights, of_values = costs.products(one)
             weights += of_weights
@@ -119,14 +120,12 @@ class _OnnxGraph:
             if not of_weights and not of_values:
                 elements += costs.touched(one)
                 kernels += 1
-            # Each vector inside a step is written and read once.
-            elements += 2.0 * costs.step_elements(one)
             tensors += [name for name in costs.kept(one) if name not in kept]
             kept |= set(tensors)
+        # Each vector inside a step is written and read once.
+        elements += 2.0 * steps
         sizes = [(values.kinds[name], values.elements(name)) for name in dict.fromkeys(tensors)]
-        floating = sum(size for kind, size in sizes if kind in FLOATING) + sum(
-            map(costs.step_elements, operators)
-        )
+        floating = steps + sum(size for kind, size in sizes if kind in FLOATING)
         other_bytes = sum(_ELEMENT_BYTES.get(kind, 8) * size for kind, size in sizes if kind not in FLOATING)
         parameters = Amount.of(sum(values.weights[name] for name in own))
         kinds = list(dict.fromkeys(one.kind.lower() for one in operators))

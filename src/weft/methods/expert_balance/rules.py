@@ -80,8 +80,8 @@ def _other_index(table: ExpertsTable, decided: _Counting) -> Violation | None:
 
 
 def _asked(job: Job) -> ExpertsTable | None:
-    chosen = [one for one in job.methods if one.name == NAME]
-    return read_options(chosen[0]) if chosen else None
+    chosen = job.method(NAME)
+    return None if chosen is None else read_options(chosen)
 
 
 def _of_layout(job: Job, layout: Layout) -> str | None:

@@ -41,8 +41,8 @@ def _decided(plan: Plan, graph: LayerGraph, choice: Choice) -> float | None:
 
 
 def _words(job: Job) -> str | None:
-    chosen = [read_options(one) for one in job.methods if one.name == NAME]
-    if not job.graph.experts or any(one.variation for one in chosen):
+    chosen = job.method(NAME)
+    if not job.graph.experts or (chosen is not None and read_options(chosen).variation):
         return None
     return f"equally busy if ranks divide them (ep); {TABLE_NAME}.variation tells another expectation"
 

@@ -39,8 +39,7 @@ def _refused(per_node: int, groups: Iterable[Sequence[int]], cluster: Cluster) -
 
 
 def _refuse_layout(job: Job, layout: Layout) -> str | None:
-    choice = next((one for one in job.methods if one.name == EXPERT_EXCHANGES), None)
-    per_node = expert_ranks_per_node(choice)
+    per_node = expert_ranks_per_node(job.method(EXPERT_EXCHANGES))
     if per_node == 1 or layout.ep == 1:
         return None
     replicas = rank_table((layout.pp, layout.dp, layout.width), layout.rank_order).reshape(-1, layout.width)

@@ -65,8 +65,8 @@ def _problem(
 
 
 def _asked(job: Job) -> ClipTable | None:
-    chosen = [one for one in job.methods if one.name == NAME]
-    return read_options(chosen[0]) if chosen else None
+    chosen = job.method(NAME)
+    return None if chosen is None else read_options(chosen)
 
 
 def _cut(job: Job) -> tuple[int, ...] | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.errors import InputError, Violation, require_choice
-from weft.installed import installed
+from weft.errors import require_choice
+from weft.installed import with_installed
 from weft.planning.placement.placers import PLACERS
 from weft.planning.planners.amp import AmpPlanner
 from weft.planning.planners.annealing import AnnealingPlanner
@@ -47,6 +47,7 @@ _ALL: tuple[Planner, ...] = (
     RandomPlanner(),
     ExhaustivePlanner(),
 )
+_MEMBERS = ("name", "space", "search")
 PLANNERS: Mapping[str, Planner] = {planner.name: planner for planner in _ALL}
 
 
@@ -56,13 +57,7 @@ def all_planners() -> Mapping[str, Planner]:
     Raises:
         InputError: when two planners share a name, or an installed one lacks a member.
     """
-    table = dict(PLANNERS)
-    for entry, named in installed("weft.planners"):
-        planner = CheckedPlanner(entry, named())
-        if planner.name in table:
-            raise InputError(Violation("planner", f"two planners are called {planner.name!r}"))
-        table[planner.name] = planner
-    return table
+    return with_installed("planner", PLANNERS, _MEMBERS, CheckedPlanner)
 
 
 def get_planner(name: str) -> Planner:

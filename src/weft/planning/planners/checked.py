@@ -10,23 +10,11 @@ from weft.errors import InputError, Violation
 from weft.planning.planners.base import Ranking
 from weft.planning.problem import Problem
 
-_MEMBERS = ("name", "space", "search")
-
 
 class CheckedPlanner:
-    """An installed planner; what is no answer is refused with its name.
+    """An installed planner; what is no answer is refused with its name."""
 
-    Args:
-        entry: the name of its entry point.
-
-    Raises:
-        InputError: when it lacks a member.
-    """
-
-    def __init__(self, entry: str, planner: Any) -> None:
-        if missing := [member for member in _MEMBERS if not hasattr(planner, member)]:
-            problem = f"{entry!r} is no planner: it has no {' and no '.join(missing)}"
-            raise InputError(Violation("planner", problem))
+    def __init__(self, planner: Any) -> None:
         self._planner = planner
         self.name = str(planner.name)
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import cast
 
 from weft.errors import InputError, Violation, nearest
-from weft.installed import installed
+from weft.installed import with_installed
 from weft.program.kinds import BACKWARD_INPUT
 from weft.program.schedules.base import Pipeline, Schedule, searched_options
 from weft.program.schedules.breadth_first import BreadthFirst
@@ -57,16 +57,7 @@ def all_schedules() -> Mapping[str, Schedule]:
     Raises:
         InputError: when two schedules share a name, or an installed one lacks a member.
     """
-    table = dict(SCHEDULES)
-    for entry, named in installed("weft.schedules"):
-        schedule: Schedule = named()
-        if missing := [member for member in _MEMBERS if not hasattr(schedule, member)]:
-            problem = f"{entry!r} is no schedule: it has no {' and no '.join(missing)}"
-            raise InputError(Violation("schedule", problem))
-        if schedule.name in table:
-            raise InputError(Violation("schedule", f"two schedules are called {schedule.name!r}"))
-        table[schedule.name] = cast("Schedule", CheckedSchedule(schedule))
-    return table
+    return with_installed("schedule", SCHEDULES, _MEMBERS, lambda one: cast("Schedule", CheckedSchedule(one)))
 
 
 def get_schedule(name: str) -> Schedule:
